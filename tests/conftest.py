@@ -1,0 +1,33 @@
+"""What all tests share: no network, one thread, no user's settings, and a folder of images to learn from."""
+
+import os
+
+# Before torch is imported, and inherited by the processes that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # sums in one order, and no fight over few cores
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["MPLBACKEND"] = "agg"
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from image_folder import write_image_folder
+
+
+@pytest.fixture
+def image_folder(tmp_path: Path) -> Callable[..., Path]:
+    """A factory: image_folder(name="images", classes=3, per_class=8, size=32, seed=0) returns a new folder.
+
+    `classes` is a number or a list of folder names; see tests/image_folder.py.
+    """
+
+    def write(name: str = "images", **settings: object) -> Path:
+        return write_image_folder(tmp_path / name, **settings)  # type: ignore[arg-type]
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The root of the checkout."""
+    return Path(__file__).parents[1]

@@ -1,0 +1,130 @@
+"""The wheel holds every module and data file, and works where there is no checkout."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+PARTS = ("ssl", "backbones", "recipes", "launch")
+
+
+@dataclass
+class Installed:
+    """A wheel, where it is installed, and a folder far from the checkout to work in."""
+
+    wheel: Path
+    site: Path
+    elsewhere: Path
+
+    def run(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PYTHONPATH": str(self.site)}
+        return subprocess.run(
+            command,
+            cwd=self.elsewhere,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    def python(self, program: str) -> str:
+        done = self.run(sys.executable, "-c", program)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+def succeed(command: list[str | Path], folder: Path) -> None:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Installed:
+    """Source archive from a copy of the checkout, wheel from the archive, installation from the wheel."""
+    root = tmp_path_factory.mktemp("wheel")
+    source = root / "source"
+    for part in ("nestling", *PARTS):
+        shutil.copytree(repository / part, source / part, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in ("setup.cfg", "pyproject.toml", "LICENSE", "README.md"):
+        shutil.copy(repository / file, source)
+    succeed([sys.executable, "-m", "build", "--no-isolation", "--outdir", root / "dist"], source)
+    (wheel,) = (root / "dist").glob("*.whl")
+    site = root / "site"
+    flags = ["--quiet", "--no-deps", "--no-index", "--disable-pip-version-check", "--target", site]
+    succeed([sys.executable, "-m", "pip", "install", *flags, wheel], root)
+    elsewhere = root / "elsewhere"
+    elsewhere.mkdir()
+    return Installed(wheel, site, elsewhere)
+
+
+def in_the_wheel(repository: Path, suffixes: Iterable[str]) -> set[str]:
+    """Files of the checkout as they are called in the wheel."""
+    files = [file for part in PARTS for file in (repository / part).rglob("*") if file.suffix in suffixes]
+    return {str(Path("nestling") / file.relative_to(repository)) for file in files}
+
+
+def test_the_wheel_holds_exactly_the_modules_and_their_data(installed: Installed, repository: Path) -> None:
+    names = {name for name in zipfile.ZipFile(installed.wheel).namelist() if ".dist-info/" not in name}
+    expected = in_the_wheel(repository, {".py", ".yaml"}) | {"nestling/__init__.py", "nestling/py.typed"}
+    assert names == expected
+    assert "nestling/ssl/__init__.py" not in names
+
+
+def test_the_wheel_carries_licence_and_readme(installed: Installed, repository: Path) -> None:
+    with zipfile.ZipFile(installed.wheel) as wheel:
+        (licence,) = (name for name in wheel.namelist() if name.endswith("LICENSE"))
+        assert wheel.read(licence) == (repository / "LICENSE").read_bytes()
+        (metadata,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+        assert (repository / "README.md").read_text("utf-8").strip() in wheel.read(metadata).decode()
+
+
+def test_every_module_of_the_wheel_imports_from_the_wheel(installed: Installed, repository: Path) -> None:
+    modules = sorted(
+        name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        for name in in_the_wheel(repository, {".py"})
+    )
+    program = f"""
+import importlib, ssl
+for name in {modules}:
+    module = importlib.import_module(name)
+    assert module.__file__.startswith({str(installed.site)!r}), module
+assert hasattr(ssl, "SSLContext")
+print("all imported")
+"""
+    assert "all imported" in installed.python(program)
+
+
+def test_the_wheel_finds_its_recipes_configs(installed: Installed, repository: Path) -> None:
+    program = """
+from importlib.resources import files
+print(*sorted(path.name for path in (files("nestling.recipes") / "configs").iterdir()))
+"""
+    expected = sorted(path.name for path in (repository / "recipes" / "configs").iterdir())
+    assert installed.python(program).split() == expected
+
+
+def test_the_console_script_of_the_wheel_runs_its_recipe(installed: Installed) -> None:
+    script = installed.site / "bin" / "nestling"
+    path = installed.run(script, "dino_xcit", "--path")
+    assert path.stdout.strip() == str(installed.site / "nestling" / "recipes" / "dino_xcit.py"), path.stderr
+    shown = installed.run(script, "dino_xcit", "--help")
+    assert shown.returncode == 0, shown.stderr
+    assert "views.global_size" in shown.stdout
+
+
+def test_a_config_of_the_wheel_is_picked_by_name(installed: Installed) -> None:
+    """The config is read before the value is refused, so this shows both without training."""
+    script = installed.site / "bin" / "nestling"
+    arguments = ("--config", "dino_xcit_small_12_p16", "train.epochs=0")
+    refused = installed.run(script, "dino_xcit", *arguments)
+    assert refused.returncode == 2, refused.stderr
+    assert "train.epochs" in refused.stderr

@@ -1,0 +1,1 @@
+../../nestling/__init__.py
