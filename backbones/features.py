@@ -1,0 +1,76 @@
+"""What every backbone takes and returns.
+
+Shapes used below: B images, C input channels, D features, N = h * w patches of an h x w grid.
+"""
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+
+class Features(NamedTuple):
+    """One image as one vector, and as one vector per patch.
+
+    Shape:
+        cls: (B, D), the image-level vector
+        patches: (B, N, D), normalised patch tokens, row-major over the grid
+        grid: (h, w)
+    """
+
+    cls: Tensor
+    patches: Tensor
+    grid: tuple[int, int]
+
+
+class Backbone(nn.Module, ABC):
+    """The contract of all families.
+
+    `name` is the registered name, `embed_dim` the width D of what is returned, `stride` the pixels
+    per patch along a side, `min_size` the smallest height and width.
+    """
+
+    name: str
+    embed_dim: int
+    stride: int
+    min_size: int
+
+    @abstractmethod
+    def forward(self, images: Tensor, mask: Tensor | None = None) -> Features:
+        """Features of a batch; masked patches are replaced by the mask token before the first block.
+
+        Shape:
+            images: (B, C, H, W)
+            mask: (B, h, w), bool, true where masked
+        """
+
+    @abstractmethod
+    def pyramid(self, images: Tensor) -> list[Tensor]:
+        """Feature maps for detectors and segmentation heads, at strides 4, 8, 16 and 32.
+
+        Shape:
+            images: (B, C, H, W) -> four of (B, D_i, ceil(H / s_i), ceil(W / s_i))
+        """
+
+    @abstractmethod
+    def attention(self, images: Tensor) -> Tensor:
+        """How much the class token attends to each patch in the last layer, per head.
+
+        Raises ValueError in a family without a class token.
+
+        Shape:
+            images: (B, C, H, W) -> (B, heads, h, w)
+        """
+
+    def check_size(self, height: int, width: int) -> None:
+        """Raises ValueError for a size that the family can't take, naming the nearest that it can."""
+        if height < self.min_size or width < self.min_size:
+            nearest = f"{max(height, self.min_size)} x {max(width, self.min_size)}"
+            raise ValueError(
+                f"{self.name} takes images from {self.min_size} x {self.min_size} pixels up, "
+                f"not {height} x {width} (height x width); the nearest size that works is {nearest}"
+            )
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of parameters to spare besides those with at most one dimension (biases, norms)."""
+        return set()

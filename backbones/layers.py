@@ -1,0 +1,59 @@
+"""Parts that several families share.
+
+Shapes used below: B images, N tokens, C channels.
+"""
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+LayerNorm = partial(nn.LayerNorm, eps=1e-6)
+
+
+class DropPath(nn.Module):
+    """Stochastic depth (Huang et al., 2016): drops a residual branch for whole samples, in training.
+
+    Returns the branch's factor instead of the scaled branch: 0 with probability `rate`, else
+    1 / (1 - rate), so that the expectation is 1. Multiplied into the layer scale it costs one value a
+    sample and channel instead of a pass over all tokens.
+
+    Shape:
+        x: (B, ...) -> (B, 1, 1)
+    """
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        keep = 1.0 - self.rate
+        return (torch.rand(len(x), 1, 1, device=x.device) < keep).to(x.dtype) / keep
+
+    def extra_repr(self) -> str:
+        return f"rate={self.rate}"
+
+
+class Mlp(nn.Module):
+    """Two linear layers with a GELU between.
+
+    Shape:
+        x: (B, N, C) -> (B, N, C)
+    """
+
+    def __init__(self, dim: int, hidden_dim: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(dim, hidden_dim)
+        self.act = nn.GELU()
+        self.fc2 = nn.Linear(hidden_dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(self.act(self.fc1(x)))
+
+
+def init_linear(module: nn.Module) -> None:
+    """The published initialisation of transformers: truncated normal weights (0.02), zero biases."""
+    if isinstance(module, nn.Linear):
+        nn.init.trunc_normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)

@@ -1,0 +1,285 @@
+"""XCiT: attention between channels instead of between tokens (El-Nouby et al., 2021).
+
+Parameters carry the published names, so official state dicts load as they are.
+
+Shapes used below: B images, N = h * w patch tokens of an h x w grid, C channels, H heads, D = C / H.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nestling.backbones.class_attention import ClassAttentionBlock
+from nestling.backbones.features import Backbone, Features
+from nestling.backbones.layers import DropPath, LayerNorm, Mlp, init_linear
+from nestling.backbones.positions import FourierPositions
+from nestling.backbones.pyramid import crop_levels, pyramid_layers, resize_levels
+from nestling.backbones.registry import register
+from nestling.backbones.stems import ConvStem, LinearStem
+
+
+class XCA(nn.Module):
+    """Cross-covariance attention (section 3.2): its cost is linear in the number of tokens.
+
+    Every head mixes its D channels with a D x D map, softmax(t * q k^T), where q and k
+    are L2-normalised over the tokens and t is a learned temperature per head. Queries are normalised
+    after the product, D x D numbers instead of D x N; normalised keys keep it within fp16's range.
+
+    Shape:
+        x: (B, N, C) -> (B, N, C)
+    """
+
+    def __init__(self, dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.temperature = nn.Parameter(torch.ones(num_heads, 1, 1))
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # B N 3 H D
+        q, k, v = qkv.permute(2, 0, 3, 4, 1).contiguous().unbind()  # each B H D N; one copy, not one each
+        norm = torch.linalg.vector_norm(
+            q, dim=-1, keepdim=True, dtype=torch.promote_types(q.dtype, torch.float)
+        )
+        scale = self.temperature / norm.clamp_min(1e-12)  # B H D 1
+        attn = (q @ F.normalize(k, dim=-1).mT * scale).softmax(dim=-1).to(v.dtype)  # B H D D
+        return self.proj((attn @ v).permute(0, 3, 1, 2).flatten(2))  # B N C
+
+
+class LPI(nn.Module):
+    """Local patch interaction (section 3.3): lets neighbouring patches talk, which XCA doesn't.
+
+    Tokens become an image without a copy: (B, N, C) is its channels-last layout.
+
+    Shape:
+        x: (B, N, C) -> (B, N, C)
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
+        self.act = nn.GELU()
+        self.bn = nn.BatchNorm2d(dim)
+        self.conv2 = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
+
+    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        x = x.unflatten(1, grid).permute(0, 3, 1, 2)  # B C h w
+        x = self.conv2(self.bn(self.act(self.conv1(x))))
+        return x.permute(0, 2, 3, 1).flatten(1, 2)  # B N C
+
+
+class XCABlock(nn.Module):
+    """XCA, then LPI, then a feed-forward network, each a residual branch with its own layer scale.
+
+    Names follow the published weights, hence 1, 3, 2 in the order of use.
+
+    Shape:
+        x: (B, N, C) -> (B, N, C)
+    """
+
+    def __init__(
+        self, dim: int, num_heads: int, hidden_dim: int, layer_scale: float, drop_path: float
+    ) -> None:
+        super().__init__()
+        self.norm1, self.norm2, self.norm3 = LayerNorm(dim), LayerNorm(dim), LayerNorm(dim)
+        self.attn = XCA(dim, num_heads)
+        self.local_mp = LPI(dim)
+        self.mlp = Mlp(dim, hidden_dim)
+        self.gamma1, self.gamma2, self.gamma3 = (nn.Parameter(torch.full((dim,), layer_scale)) for _ in "123")
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        x = self._add(x, self.attn(self.norm1(x)), self.gamma1)
+        x = self._add(x, self.local_mp(self.norm3(x), grid), self.gamma3)
+        return self._add(x, self.mlp(self.norm2(x)), self.gamma2)
+
+    def _add(self, x: Tensor, branch: Tensor, gamma: Tensor) -> Tensor:
+        if self.training and self.drop_path.rate:
+            gamma = gamma * self.drop_path(branch)  # B 1 C
+        return torch.addcmul(x, branch, gamma)
+
+
+def variants() -> dict[str, dict[str, int | float | bool]]:
+    """Table 1 of the paper, times patch 16 and 8, and 4 as our extension for small images."""
+    sizes = {  # width, blocks, heads, initial layer scale
+        "nano_12": (128, 12, 4, 1.0),
+        "tiny_12": (192, 12, 4, 1.0),
+        "tiny_24": (192, 24, 4, 1e-5),
+        "small_12": (384, 12, 8, 1.0),
+        "small_24": (384, 24, 8, 1e-5),
+        "medium_24": (512, 24, 8, 1e-5),
+        "large_24": (768, 24, 16, 1e-5),
+    }
+    return {
+        f"xcit_{size}_p{patch}": {
+            "patch": patch,
+            "embed_dim": dim,
+            "depth": depth,
+            "num_heads": heads,
+            "layer_scale": scale,
+            "tokens_norm": size != "nano_12",  # the published nano alone was trained without
+        }
+        for size, (dim, depth, heads, scale) in sizes.items()
+        for patch in (16, 8, 4)
+    }
+
+
+@register(variants())
+class XCiT(Backbone):
+    """Stem and positions, `depth` XCA blocks over the patches, `cls_depth` class-attention blocks.
+
+    `drop_path` is the same for all XCA blocks, as published. `mask_token` and `pyramid` create
+    parameters that plain pretraining would leave without a gradient, so they are off by default:
+    without `mask_token` a mask is refused, without `pyramid` its levels are resized without
+    parameters. Raises ValueError for values that don't fit together.
+
+    Shape:
+        images: (B, in_chans, H, W), mask: (B, h, w) -> Features, h = ceil(H / patch)
+    """
+
+    def __init__(
+        self,
+        name: str,
+        in_chans: int = 3,
+        patch: int = 16,
+        embed_dim: int = 384,
+        depth: int = 12,
+        num_heads: int = 8,
+        mlp_ratio: float = 4.0,
+        cls_depth: int = 2,
+        drop_path: float = 0.0,
+        layer_scale: float = 1.0,
+        tokens_norm: bool = True,
+        stem: str = "conv",
+        mask_token: bool = False,
+        pyramid: bool = False,
+    ) -> None:
+        super().__init__()
+        _check(
+            {"in_chans": in_chans, "embed_dim": embed_dim, "depth": depth, "num_heads": num_heads}
+            | {"cls_depth": cls_depth, "mlp_ratio": mlp_ratio, "layer_scale": layer_scale},
+            name,
+            patch,
+            stem,
+            drop_path,
+        )
+        self.name, self.embed_dim, self.stride, self.min_size = name, embed_dim, patch, patch
+        hidden_dim = int(embed_dim * mlp_ratio)
+
+        self.patch_embed = {"conv": ConvStem, "linear": LinearStem}[stem](in_chans, embed_dim, patch)
+        self.pos_embeder = FourierPositions(embed_dim)  # the published spelling
+        self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim))
+        self.mask_token = nn.Parameter(torch.zeros(1, 1, embed_dim)) if mask_token else None
+        self.blocks = nn.ModuleList(
+            XCABlock(embed_dim, num_heads, hidden_dim, layer_scale, drop_path) for _ in range(depth)
+        )
+        self.cls_attn_blocks = nn.ModuleList(
+            ClassAttentionBlock(embed_dim, num_heads, hidden_dim, layer_scale, tokens_norm)
+            for _ in range(cls_depth)
+        )
+        self.norm = LayerNorm(embed_dim)
+        self.has_pyramid = pyramid
+        if pyramid:
+            for number, layer in enumerate(pyramid_layers(patch, embed_dim), start=1):
+                self.add_module(f"fpn{number}", layer)  # the published detectors' names
+
+        nn.init.trunc_normal_(self.cls_token, std=0.02)
+        self.apply(init_linear)
+
+    def forward(self, images: Tensor, mask: Tensor | None = None) -> Features:
+        patches, grid = self._embed(images, mask)
+        for block in self.blocks:
+            patches = block(patches, grid)
+        cls = self._class_tokens(patches)
+        for block in self.cls_attn_blocks:
+            cls, patches = block(cls, patches)
+        return Features(self.norm(cls).squeeze(1), self.norm(patches), grid)
+
+    def attention(self, images: Tensor) -> Tensor:
+        """The last class-attention layer's softmax, without the share the class token gives itself.
+
+        So the weights of a head sum to at most 1.
+
+        Shape:
+            images: (B, C, H, W) -> (B, heads, h, w)
+        """
+        patches, grid = self._embed(images)
+        for block in self.blocks:
+            patches = block(patches, grid)
+        cls = self._class_tokens(patches)
+        for block in self.cls_attn_blocks[:-1]:
+            cls, patches = block(cls, patches)
+        last = self.cls_attn_blocks[-1]
+        assert isinstance(last, ClassAttentionBlock)
+        return last.attention(cls, patches)[..., 1:].unflatten(-1, grid)
+
+    def pyramid(self, images: Tensor) -> list[Tensor]:
+        """Maps after a third, a half, two thirds and all of the blocks, as in the published detectors.
+
+        Resized by their layers where built with `pyramid=True`, else without parameters.
+
+        Shape:
+            images: (B, C, H, W) -> four of (B, D, ceil(H / s), ceil(W / s)), s = 4, 8, 16, 32
+        """
+        patches, grid = self._embed(images)
+        depth = len(self.blocks)
+        ends = [max(1, round(depth * share)) for share in (1 / 3, 1 / 2, 2 / 3, 1)]
+        outputs = []
+        for block in self.blocks:
+            patches = block(patches, grid)
+            outputs.append(patches)
+        maps = [outputs[end - 1].unflatten(1, grid).permute(0, 3, 1, 2) for end in ends]
+        if self.has_pyramid:
+            levels = [self.get_submodule(f"fpn{number}")(x) for number, x in enumerate(maps, start=1)]
+        else:
+            levels = resize_levels(maps, self.stride)
+        return crop_levels(levels, *images.shape[-2:])
+
+    def no_weight_decay(self) -> set[str]:
+        """Tokens, layer scales and XCA's temperature; the position encoding has no table to spare."""
+        spared = ("cls_token", "mask_token", "gamma1", "gamma2", "gamma3", "temperature")
+        return {name for name, _ in self.named_parameters() if name.rpartition(".")[2] in spared}
+
+    def _embed(self, images: Tensor, mask: Tensor | None = None) -> tuple[Tensor, tuple[int, int]]:
+        self.check_size(*images.shape[-2:])
+        x = self.patch_embed(images)  # B C h w
+        grid = (x.shape[2], x.shape[3])
+        x = x.flatten(2).mT  # B N C
+        if mask is not None:
+            x = self._mask(x, mask, grid)
+        return x + self.pos_embeder(grid), grid
+
+    def _mask(self, x: Tensor, mask: Tensor, grid: tuple[int, int]) -> Tensor:
+        if self.mask_token is None:
+            raise ValueError(f"{self.name} was built without a mask token; build it with mask_token=True")
+        if mask.shape != (len(x), *grid) or mask.dtype != torch.bool:
+            found = f"{mask.dtype} of shape {tuple(mask.shape)}"
+            raise ValueError(f"the mask must be torch.bool of shape {(len(x), *grid)}, not {found}")
+        return torch.where(mask.flatten(1)[..., None], self.mask_token.to(x.dtype), x)
+
+    def _class_tokens(self, patches: Tensor) -> Tensor:
+        return self.cls_token.expand(len(patches), -1, -1)
+
+
+def _check(positive: dict[str, float], name: str, patch: int, stem: str, drop_path: float) -> None:
+    """Raises ValueError, naming the option, for values that make no network."""
+    for option, value in positive.items():
+        if not value > 0:  # so written, it refuses nan too
+            raise ValueError(f"{option} of {name} must be above 0, not {value}")
+    if stem not in ("conv", "linear"):
+        raise ValueError(f"stem of {name} must be conv or linear, not {stem!r}")
+    if patch not in (4, 8, 16):
+        raise ValueError(f"patch of {name} must be 4, 8 or 16, not {patch}")
+    if not 0 <= drop_path < 1:
+        raise ValueError(f"drop_path of {name} must be from 0 to below 1, not {drop_path}")
+    dim, num_heads = positive["embed_dim"], positive["num_heads"]
+    if int(dim * positive["mlp_ratio"]) < 1:
+        raise ValueError(f"mlp_ratio={positive['mlp_ratio']} of {name} leaves no hidden unit")
+    if dim % num_heads:
+        raise ValueError(f"embed_dim={dim} of {name} is not a multiple of num_heads={num_heads}")
+    if stem == "conv" and dim % (patch // 2):
+        raise ValueError(
+            f"embed_dim={dim} of {name} is not a multiple of {patch // 2}, "
+            f"as the conv stem of patch {patch} needs"
+        )
