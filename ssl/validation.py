@@ -1,0 +1,104 @@
+"""Settings that are legal one by one but not together, refused before any work.
+
+torch is imported inside the functions: a typo in a key must answer without it.
+"""
+
+from collections.abc import Iterator
+
+from nestling.ssl.config import Config
+from nestling.ssl.errors import UserError
+from nestling.ssl.keys import nearest, show
+
+
+def validate(config: Config) -> None:
+    """Hold the settings of a config against each other, the terms and the backbone.
+
+    Raises:
+        UserError: one sentence that names the settings and their values.
+    """
+    _check_epochs(config)
+    _check_views(config)
+    _check_terms(config)
+    _check_backbone(config)
+    if config.overwrite and config.resume != "never":
+        raise UserError(
+            f"overwrite=true deletes the run that resume={config.resume} would continue; set one of them"
+        )
+
+
+def _check_epochs(config: Config) -> None:
+    for name, length in (
+        ("optim.warmup_epochs", config.optim.warmup_epochs),
+        ("teacher.temperature_warmup_epochs", config.teacher.temperature_warmup_epochs),
+        ("head.freeze_epochs", config.head.freeze_epochs),
+    ):
+        if length > config.train.epochs:
+            raise UserError(
+                f"{name}={show(length)} is longer than the run: train.epochs={config.train.epochs}"
+            )
+
+
+def _check_views(config: Config) -> None:
+    views, data = config.views, config.data
+    if views.num_local and views.local_scale[1] > views.global_scale[1]:
+        raise UserError(
+            f"views.local_scale={show(views.local_scale)} reaches above "
+            f"views.global_scale={show(views.global_scale)}; a local crop can't be the larger one"
+        )
+    if len(data.mean) != len(data.std):
+        raise UserError(
+            f"data.mean={show(data.mean)} and data.std={show(data.std)} must have the same length, "
+            "one number per channel"
+        )
+
+
+def _check_terms(config: Config) -> None:
+    from nestling.ssl.terms import NAMES
+
+    for name, weight in config.terms.items():
+        if name not in NAMES:
+            raise UserError(
+                f"unknown term terms.{name}={show(weight)}; did you mean terms.{nearest(name, NAMES)[0]}?"
+            )
+    if not any(config.terms.values()):
+        raise UserError(
+            f"terms={show(config.terms)} trains nothing; give one of {', '.join(NAMES)} a weight above 0"
+        )
+
+
+def _check_backbone(config: Config) -> None:
+    import torch
+
+    from nestling import backbones
+
+    name, options = config.backbone.name, config.backbone.options
+    if name not in backbones.names():
+        close = " or ".join(nearest(name, backbones.names(), 3))
+        raise UserError(f"backbone.name={name} is unknown; did you mean {close}?")
+    for wrong in ("name", "drop_path"):
+        if wrong in options:
+            said = f"backbone.options.{wrong}={show(options[wrong])}"
+            raise UserError(f"{said} has a key of its own; write backbone.{wrong}={show(options[wrong])}")
+    channels = options.get("in_chans", 3)
+    if channels != len(config.data.mean):
+        said = f"data.mean={show(config.data.mean)}"
+        raise UserError(f"{said} needs one number for each of the backbone's {show(channels)} channels")
+    try:
+        with torch.device("meta"):  # shapes only: no memory, no random numbers drawn
+            backbone = backbones.create(name, drop_path=config.backbone.drop_path, **options)
+    except ValueError as error:
+        raise UserError(f"backbone.options={show(options)} doesn't fit: {error}") from None
+    for key, side in _sides(config):
+        try:
+            backbone.check_size(side, side)
+        except ValueError as error:
+            raise UserError(f"{key}={side} doesn't fit backbone.name={name}: {error}") from None
+
+
+def _sides(config: Config) -> Iterator[tuple[str, int]]:
+    """Every size that the backbone will see, and the key that asks for it."""
+    views = config.views
+    yield from (("views.global_size", side) for side in views.global_size)
+    yield from (("views.local_size", side) for side in views.local_size if views.num_local)
+    if config.knn.size is not None:
+        yield "knn.size", config.knn.size
