@@ -1,0 +1,25 @@
+"""The view that evaluation sees: the centre of the image, at one size."""
+
+import numpy as np
+from PIL import Image
+
+
+def eval_view(image: np.ndarray, size: int, crop_ratio: float = 0.875) -> np.ndarray:
+    """Resize the short side to size / crop_ratio and keep the central square.
+
+    Only what lands in the square is resampled, so a strip of 1 x 4000 pixels costs no more than
+    any other image.
+
+    Shape:
+        image: (H, W, 3) uint8
+        returns: (3, size, size) uint8
+    """
+    height, width = image.shape[:2]
+    short = max(size, round(size / crop_ratio))
+    new_height = short if height <= width else int(short * height / width)
+    new_width = short if width <= height else int(short * width / height)
+    top, left = round((new_height - size) / 2), round((new_width - size) / 2)
+    down, across = height / new_height, width / new_width  # source pixels per pixel
+    box = (left * across, top * down, (left + size) * across, (top + size) * down)
+    square = Image.fromarray(image).resize((size, size), Image.Resampling.BICUBIC, box=box)
+    return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))

@@ -1,0 +1,186 @@
+import multiprocessing
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from nestling.ssl.config import Config
+from nestling.ssl.data.loader import EvalLoader, TrainLoader, default_workers
+from nestling.ssl.data.sources import Folder
+from nestling.ssl.errors import UserError
+from nestling.ssl.randomness import Stream, generator
+from nestling.ssl.views.evaluation import eval_view
+from nestling.ssl.views.plan import draw, sizes_at
+from nestling.ssl.views.render import render
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    root = tmp_path_factory.mktemp("images")
+    random = np.random.default_rng(0)
+    for number in range(11):
+        pixels = random.integers(0, 256, (20 + number, 30, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(root / f"{number:02d}.png")
+    return Folder(str(root))
+
+
+def config(**data):
+    cfg = Config(seed=5)
+    cfg.train.batch_size = 3
+    cfg.views.global_size, cfg.views.local_size, cfg.views.num_local = [16, 24], [8, 12], 3
+    for name, value in data.items():
+        setattr(cfg.data, name, value)
+    return cfg
+
+
+def batches(source, cfg, steps=5, **place):
+    with TrainLoader(
+        source, cfg, steps, place.pop("process", 0), place.pop("num_processes", 1), **place
+    ) as loader:
+        return list(loader)
+
+
+def same(ours, theirs):
+    return len(ours) == len(theirs) and all(
+        a.step == b.step
+        and torch.equal(a.indices, b.indices)
+        and all(torch.equal(v, w) for v, w in zip(a.views, b.views, strict=True))
+        for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def test_views_are_grouped_by_size_and_lie_view_after_view(images):
+    cfg = config(num_workers=0)
+    for batch in batches(images, cfg):
+        sizes = sizes_at(cfg.views, 5, batch.step)
+        assert [tuple(view.shape) for view in batch.views] == [
+            (2 * 3, 3, *[sizes[0]] * 2),
+            (3 * 3, 3, *[sizes[1]] * 2),
+        ]
+        assert all(view.dtype == torch.uint8 for view in batch.views)
+        for place, index in enumerate(batch.indices.tolist()):
+            image = images.load(index)
+            random = generator(5, Stream.VIEWS, batch.step // 3, index)
+            for number, view in enumerate(draw(random, *image.shape[:2], cfg.views, *sizes)):
+                group, within = (0, number) if number < 2 else (1, number - 2)
+                assert np.array_equal(batch.views[group][within * 3 + place], render(view, image))
+
+
+def test_without_local_views_there_is_one_group(images):
+    cfg = config(num_workers=0)
+    cfg.views.num_local = 0
+    assert [len(batch.views) for batch in batches(images, cfg, steps=1)] == [1]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 5 worker processes")
+@pytest.mark.parametrize(("workers", "method"), [(2, "fork"), (5, "fork"), (2, "spawn"), (1, "forkserver")])
+def test_views_do_not_depend_on_the_loader_processes(images, workers, method):
+    expected = batches(images, config(num_workers=0))
+    assert same(batches(images, config(num_workers=workers, start_method=method)), expected)
+
+
+@pytest.mark.slow
+def test_photo_tiles_reach_spawned_workers():
+    from nestling.ssl.data.photo_tiles import PhotoTiles
+
+    val = PhotoTiles("val")
+    expected = batches(val, config(num_workers=0), steps=2)
+    assert same(batches(val, config(num_workers=1, start_method="spawn"), steps=2), expected)
+
+
+def test_a_later_start_equals_the_tail_of_the_whole_run(images):
+    cfg = config(num_workers=0)
+    assert same(batches(images, cfg, start_step=2), batches(images, cfg)[2:])
+
+
+def test_views_of_a_sample_do_not_depend_on_the_number_of_processes(images):
+    alone = batches(images, config(num_workers=0), steps=2)
+    cfg = config(num_workers=0)
+    cfg.train.batch_size = 1
+    shared = [batches(images, cfg, steps=2, process=process, num_processes=3) for process in range(3)]
+    for step, batch in enumerate(alone):
+        parts = [shared[process][step] for process in range(3)]
+        assert torch.equal(batch.indices, torch.cat([part.indices for part in parts]))
+        for group, view in enumerate(batch.views):
+            joined = torch.stack([part.views[group] for part in parts], dim=1).flatten(0, 1)
+            assert torch.equal(view, joined)
+
+
+def test_loading_neither_reads_nor_moves_global_random_states(images):
+    torch.manual_seed(1)
+    np.random.seed(1)
+    first = batches(images, config(num_workers=0))
+    after = torch.rand(1), np.random.rand()
+    torch.manual_seed(1)
+    np.random.seed(1)
+    assert (torch.rand(1), np.random.rand()) == after
+    assert same(batches(images, config(num_workers=0)), first)
+
+
+def test_closing_ends_the_loader_processes(images):
+    before = set(multiprocessing.active_children())
+    loader = TrainLoader(images, config(num_workers=2), 50, 0, 1)
+    next(iter(loader))
+    started = set(multiprocessing.active_children()) - before
+    assert len(started) == 2
+    loader.close()
+    assert not any(process.is_alive() for process in started)
+    assert len(loader) == 50
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_unreadable_image_is_named_without_a_traceback_of_workers(tmp_path, workers):
+    for number in range(3):
+        Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")
+    (tmp_path / "bad.png").write_bytes(b"no image")
+    source = Folder(str(tmp_path))
+    with pytest.raises(UserError, match=r"^\S*bad\.png can't be read") as raised:
+        batches(source, config(num_workers=workers), steps=4)
+    assert "Traceback" not in str(raised.value)
+    with pytest.raises(UserError, match=r"^\S*bad\.png can't be read"):
+        list(EvalLoader(source, 8, 1.0, 2, num_workers=workers))
+
+
+def test_too_few_images_are_refused_before_any_work(images):
+    cfg = config()
+    cfg.train.batch_size = 12
+    with pytest.raises(UserError, match="11 training images"):
+        TrainLoader(images, cfg, 5, 0, 1)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 12])
+def test_evaluation_sees_each_image_once_over_all_processes(images, processes):
+    seen = {}
+    for process in range(processes):
+        for indices, views in EvalLoader(images, 12, 0.8, 4, process, processes):
+            assert views.shape[1:] == (3, 12, 12)
+            for index, view in zip(indices.tolist(), views, strict=True):
+                assert index not in seen
+                seen[index] = view
+    assert sorted(seen) == list(range(11))
+    assert all(np.array_equal(seen[i], eval_view(images.load(i), 12, 0.8)) for i in seen)
+
+
+@pytest.mark.slow
+def test_evaluation_with_workers_equals_evaluation_without(images):
+    plain = list(EvalLoader(images, 12, 1.0, 4))
+    for method in ("fork", "spawn"):
+        shared = list(EvalLoader(images, 12, 1.0, 4, num_workers=2, start_method=method))
+        assert all(
+            torch.equal(a, b)
+            for ours, theirs in zip(shared, plain, strict=True)
+            for a, b in zip(ours, theirs, strict=True)
+        )
+
+
+def test_default_workers_share_out_the_usable_cpus(monkeypatch):
+    import os
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
+    assert default_workers() == 8
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert default_workers() == 3
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "16")
+    assert default_workers() == 0

@@ -1,0 +1,127 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torchvision.transforms.functional as tv
+from PIL import Image, ImageFilter
+from torchvision.transforms import InterpolationMode
+
+from nestling.ssl.config import Views
+from nestling.ssl.randomness import Stream, generator
+from nestling.ssl.views.plan import Jitter, View, draw
+from nestling.ssl.views.render import normalize, render
+
+JITTER = Jitter((1, 3, 0, 2), brightness=1.2, contrast=0.8, saturation=1.1, hue=0.05)
+PLAIN = View((3, 5, 20, 24), 16, flip=False, jitter=None, grayscale=False, blur=None, solarize=None)
+
+
+def picture(height, width, seed=0):
+    random = np.random.default_rng(seed)
+    coarse = Image.fromarray(random.integers(0, 256, (6, 8, 3), dtype=np.uint8))
+    smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC)).astype(float)
+    return (smooth + random.normal(0, 12, smooth.shape)).clip(0, 255).astype(np.uint8)
+
+
+def as_published(view, image):
+    """The pipeline of torchvision and Pillow, one operation after the other."""
+    output = Image.fromarray(image)
+    output = tv.resized_crop(output, *view.box, [view.size, view.size], InterpolationMode.BICUBIC)
+    if view.flip:
+        output = tv.hflip(output)
+    if view.jitter:
+        functions = (tv.adjust_brightness, tv.adjust_contrast, tv.adjust_saturation, tv.adjust_hue)
+        factors = (view.jitter.brightness, view.jitter.contrast, view.jitter.saturation, view.jitter.hue)
+        for operation in view.jitter.order:
+            output = functions[operation](output, factors[operation])
+    if view.grayscale:
+        output = tv.rgb_to_grayscale(output, 3)
+    if view.blur is not None:
+        output = output.filter(ImageFilter.GaussianBlur(view.blur))
+    if view.solarize is not None:
+        output = tv.solarize(output, view.solarize)
+    return np.asarray(output).transpose(2, 0, 1)
+
+
+def difference(view, image):
+    ours = render(view, image)
+    assert ours.shape == (3, view.size, view.size)
+    assert ours.dtype == np.uint8
+    return np.abs(ours.astype(int) - as_published(view, image))
+
+
+@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize(
+    ("box", "size"),
+    [
+        ((0, 0, 32, 32), 32),
+        ((4, 9, 11, 7), 16),
+        ((1, 2, 28, 25), 16),
+        ((7, 3, 1, 1), 32),
+        ((0, 0, 64, 64), 64),
+        ((0, 0, 65, 60), 64),
+        ((20, 30, 150, 190), 96),
+        ((10, 5, 180, 160), 224),
+        ((0, 0, 200, 240), 64),
+    ],
+)
+def test_resize_stays_within_two_levels_of_pillow(box, size, flip):
+    far = difference(replace(PLAIN, box=box, size=size, flip=flip), picture(200, 240))
+    assert far.max() <= 2
+    assert far.mean() < 0.3
+
+
+@pytest.mark.parametrize(
+    ("changes", "largest", "mean"),
+    [
+        ({"jitter": JITTER}, 14, 3.5),
+        ({"grayscale": True}, 2, 0.7),
+        ({"blur": 0.1}, 3, 1),
+        ({"blur": 1.5}, 3, 1),
+        ({"grayscale": True, "blur": 1.0}, 3, 1),
+        ({"jitter": JITTER, "flip": True, "grayscale": True, "blur": 0.8}, 6, 2),
+    ],
+)
+@pytest.mark.parametrize(("box", "size"), [((2, 3, 30, 25), 32), ((10, 20, 150, 160), 96)])
+def test_each_step_stays_close_to_the_published_pipeline(changes, largest, mean, box, size):
+    far = difference(replace(PLAIN, box=box, size=size, **changes), picture(200, 240))
+    assert far.max() <= largest
+    assert far.mean() < mean
+
+
+def test_solarize_inverts_what_reaches_the_threshold():
+    image = picture(40, 40)
+    plain, solarized = render(PLAIN, image), render(replace(PLAIN, solarize=100), image)
+    assert np.array_equal(solarized, np.where(plain >= 100, 255 - plain, plain))
+
+
+@pytest.mark.parametrize(("shape", "sizes"), [((32, 32), (32, 16)), ((120, 160), (96, 48))])
+def test_drawn_views_look_as_the_published_ones_on_average(shape, sizes):
+    """Pixels near the solarize threshold may flip, so the mean counts."""
+    image = picture(*shape)
+    views = [
+        view for i in range(20) for view in draw(generator(0, Stream.VIEWS, 0, i), *shape, Views(), *sizes)
+    ]
+    assert np.mean([difference(view, image).mean() for view in views]) < 2
+
+
+def test_rendering_is_pure_and_leaves_the_image_alone():
+    image = picture(80, 80)
+    kept = image.copy()
+    for view in draw(generator(0, Stream.VIEWS, 0, 0), 80, 80, Views(), 70, 32):
+        assert np.array_equal(render(view, image), render(view, image))
+    assert np.array_equal(image, kept)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 300), (300, 1), (2, 3)])
+def test_tiny_and_narrow_images_render(shape):
+    for view in draw(generator(0, Stream.VIEWS, 0, 0), *shape, Views(), 96, 33):
+        assert render(view, picture(*shape)).shape == (3, view.size, view.size)
+
+
+def test_normalize_equals_torchvision():
+    images = torch.randint(0, 256, (4, 3, 5, 6), dtype=torch.uint8)
+    mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+    expected = tv.normalize(images.float() / 255, mean, std)
+    assert torch.allclose(normalize(images, mean, std), expected, atol=1e-5)
+    assert images.dtype == torch.uint8
