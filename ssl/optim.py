@@ -1,0 +1,83 @@
+"""Parameter groups, optimizers and the two kinds of gradient clipping."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from nestling.ssl.config import Optim
+from nestling.ssl.distillation import Network
+from nestling.ssl.schedules import StepValues
+
+
+def is_spared(name: str, parameter: Tensor, listed: set[str]) -> bool:
+    """Whether weight decay leaves a parameter alone: biases and norms by shape, the rest by name."""
+    return parameter.ndim <= 1 or name.endswith(".bias") or name in listed
+
+
+def parameter_groups(network: Network) -> list[dict[str, object]]:
+    """Two groups: decayed and spared.
+
+    The backbone lists what its shape does not tell (tokens, position embeddings, layer scales,
+    temperatures): XCA's temperature has three dimensions, so a rule by shape alone decays it.
+    """
+    listed = {f"backbone.{name}" for name in network.backbone.no_weight_decay()}
+    known = {name for name, _ in network.named_parameters()}
+    assert listed <= known, f"no_weight_decay() names unknown parameters: {sorted(listed - known)}"
+    decayed: list[Tensor] = []
+    spared: list[Tensor] = []
+    for name, parameter in network.named_parameters():
+        if parameter.requires_grad:
+            (spared if is_spared(name, parameter, listed) else decayed).append(parameter)
+    return [{"params": decayed, "decays": True}, {"params": spared, "decays": False}]
+
+
+def build(config: Optim, groups: list[dict[str, object]]) -> torch.optim.Optimizer:
+    """The optimizer by name; learning rate and weight decay are set at every step by `apply`."""
+    if config.name == "adamw":
+        return torch.optim.AdamW(groups, lr=0.0, betas=(config.betas[0], config.betas[1]), fused=True)
+    if config.name == "sgd":
+        return torch.optim.SGD(groups, lr=0.0, momentum=config.momentum)
+    from lightly.utils.lars import LARS  # late: lightly takes seconds to import
+
+    return LARS(groups, lr=0.0, momentum=config.momentum)
+
+
+def apply(optimizer: torch.optim.Optimizer, values: StepValues) -> None:
+    """Write a step's learning rate and weight decay into the optimizer."""
+    for group in optimizer.param_groups:
+        group["lr"] = values.lr
+        group["weight_decay"] = values.weight_decay if group["decays"] else 0.0
+
+
+def freeze_last_layer(network: Network) -> None:
+    """Take the gradients of the last layer away before a step.
+
+    None, not zero: an optimizer skips a parameter without gradient, weight decay and momentum
+    included, so the layer stays bit-identical.
+    """
+    for parameter in network.head.last_layer.parameters():
+        parameter.grad = None
+
+
+def gradient_norms(parameters: Iterable[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """All gradients and the norm of each."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return gradients, list(torch._foreach_norm(gradients))
+
+
+@torch.no_grad()
+def clip(parameters: Iterable[Tensor], mode: str, max_norm: float) -> Tensor:
+    """Clip gradients in place; returns their global norm before.
+
+    per_parameter: each gradient is scaled on its own to a norm of at most `max_norm`, as DINO does.
+    global_norm: all are scaled by one factor, as `clip_grad_norm_` does.
+    none: nothing is scaled.
+    """
+    gradients, norms = gradient_norms(parameters)
+    total = torch.stack(norms).norm()
+    if mode == "per_parameter":
+        torch._foreach_mul_(gradients, [(max_norm / (norm + 1e-6)).clamp(max=1.0) for norm in norms])
+    elif mode == "global_norm":
+        torch._foreach_mul_(gradients, (max_norm / (total + 1e-6)).clamp(max=1.0))
+    return total

@@ -1,0 +1,89 @@
+"""Learning rate, weight decay, teacher momentum and temperature as pure functions of the step.
+
+Every schedule is defined for every step from 0 on and keeps its last value past the end, so a
+warm-up as long as the training, a training of one step and a resumed run need no special case.
+Nothing here is stateful: a scheduler that counts its own calls advances once per process.
+"""
+
+import math
+from dataclasses import dataclass
+
+from nestling.ssl.config import Config
+
+REFERENCE_BATCH = 256  # the global batch that a base learning rate is meant for (Goyal et al., 2017)
+
+
+def cosine_at(step: int, num_steps: int, start: float, end: float) -> float:
+    """end + (start - end) * (1 + cos(pi * step / num_steps)) / 2, and `end` from `num_steps` on."""
+    if step >= num_steps:
+        return end
+    return end + (start - end) * (1 + math.cos(math.pi * step / num_steps)) / 2
+
+
+def linear_at(step: int, num_steps: int, start: float, end: float) -> float:
+    """From `start` at step 0 to `end` at `num_steps` and after."""
+    if step >= num_steps:
+        return end
+    return start + (end - start) * step / num_steps
+
+
+def warmup_cosine_at(step: int, num_steps: int, num_warmup: int, peak: float, end: float) -> float:
+    """Linear from peak / num_warmup to peak, then cosine to `end`.
+
+    DINO warms up from exactly 0; starting one increment later loses no step to a rate of 0,
+    which matters where an epoch is a single step.
+    """
+    if step < num_warmup:
+        return peak * (step + 1) / num_warmup
+    return cosine_at(step - num_warmup, num_steps - num_warmup, peak, end)
+
+
+def peak_learning_rate(lr: float, scaling: str, global_batch: int) -> float:
+    """The base rate `lr` scaled to `global_batch`: linear (Goyal et al., 2017), sqrt or none."""
+    ratio = global_batch / REFERENCE_BATCH
+    return {"linear": lr * ratio, "sqrt": lr * math.sqrt(ratio), "none": lr}[scaling]
+
+
+@dataclass(frozen=True)
+class StepValues:
+    """What the schedules say for one step."""
+
+    lr: float
+    weight_decay: float
+    momentum: float
+    temperature: float
+    last_layer_frozen: bool
+
+
+@dataclass(frozen=True)
+class Schedules:
+    """All schedules of a run; `num_steps` and the epoch's length are in optimizer steps."""
+
+    config: Config
+    steps_per_epoch: int
+    global_batch: int
+
+    @property
+    def num_steps(self) -> int:
+        return self.config.train.epochs * self.steps_per_epoch
+
+    @property
+    def peak_lr(self) -> float:
+        optim = self.config.optim
+        return peak_learning_rate(optim.lr, optim.lr_scaling, self.global_batch)
+
+    def steps_in(self, epochs: float) -> int:
+        """A length given in epochs, in steps."""
+        return round(epochs * self.steps_per_epoch)
+
+    def at(self, step: int) -> StepValues:
+        optim, teacher = self.config.optim, self.config.teacher
+        total = self.num_steps
+        temperature_warmup = self.steps_in(teacher.temperature_warmup_epochs)
+        return StepValues(
+            lr=warmup_cosine_at(step, total, self.steps_in(optim.warmup_epochs), self.peak_lr, optim.lr_end),
+            weight_decay=cosine_at(step, total, optim.weight_decay, optim.weight_decay_end),
+            momentum=cosine_at(step, total, teacher.momentum, teacher.momentum_end),
+            temperature=linear_at(step, temperature_warmup, teacher.temperature_start, teacher.temperature),
+            last_layer_frozen=step < self.steps_in(self.config.head.freeze_epochs),
+        )

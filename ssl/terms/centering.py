@@ -1,0 +1,44 @@
+"""Centering: what keeps one prototype from winning everywhere (DINO, section 3.1)."""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+class Center(nn.Module):
+    """Running mean of teacher logits, c <- m c + (1 - m) mean(logits), once per step.
+
+    `add` only gathers; `update` folds in what the micro-batches of a step gathered, over all
+    processes, so that accumulating 4 x 2 images moves the center as one batch of 8 does.
+    lightly's center moves at every forward, so at every micro-batch. Always fp32: a fp16 sum of
+    1024 logits overflows, and bf16 swallows the update.
+    """
+
+    center: Tensor
+    total: Tensor
+    count: Tensor
+
+    def __init__(self, num_prototypes: int, momentum: float = 0.9) -> None:
+        super().__init__()
+        self.momentum = momentum
+        self.register_buffer("center", torch.zeros(num_prototypes))
+        self.register_buffer("total", torch.zeros(num_prototypes), persistent=False)
+        self.register_buffer("count", torch.zeros(()), persistent=False)
+
+    @torch.no_grad()
+    def add(self, logits: Tensor) -> None:
+        """Gather the teacher's logits (B, K) of one micro-batch."""
+        self.total += logits.to(self.total.dtype).sum(dim=0)
+        self.count += len(logits)
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Fold in all that was gathered since the last step, by all processes."""
+        if dist.is_available() and dist.is_initialized():
+            gathered = torch.cat([self.total, self.count[None]])
+            dist.all_reduce(gathered)
+            self.total.copy_(gathered[:-1])
+            self.count.copy_(gathered[-1])
+        self.center.lerp_(self.total / self.count, 1 - self.momentum)
+        self.total.zero_()
+        self.count.zero_()
