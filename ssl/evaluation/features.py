@@ -1,0 +1,162 @@
+"""Features of every image once, in the order of the dataset, whatever the number of processes.
+
+Shapes used below: B images of a batch, N images of the dataset, S pixels of a side, D channels.
+"""
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from nestling.backbones.features import Backbone, Features
+from nestling.ssl.errors import UserError
+from nestling.ssl.views.render import normalize
+
+Batches = Iterable[tuple[Tensor, Tensor]]  # indices (B,) and uint8 images (B, 3, S, S)
+
+ROWS = 65536  # gathered at once, which bounds the memory it takes on an accelerator
+
+
+def _class_token(features: Features) -> Tensor:
+    return features.cls.float()
+
+
+def _mean_patch(features: Features) -> Tensor:
+    return features.patches.float().mean(dim=1)
+
+
+POOLINGS: dict[str, Callable[[Features], Tensor]] = {"cls": _class_token, "mean_patch": _mean_patch}
+
+
+def extract(
+    backbone: Backbone,
+    batches: Batches,
+    num_images: int,
+    poolings: Sequence[str],
+    mean: Sequence[float],
+    std: Sequence[float],
+    device: torch.device | str,
+    autocast: torch.dtype | None = None,
+) -> dict[str, Tensor]:
+    """The vector of each image under each pooling, row i of dataset index i.
+
+    Each process hands in the batches of its own share, which may be of unequal length or empty. The
+    result is whole on the main process; the others return an empty dict. The forward runs in
+    evaluation mode, in `autocast` where given, and leaves the backbone and every random
+    generator as it found them.
+
+    Shape:
+        batches of (B,), (B, 3, S, S) uint8 -> {pooling: (N, D) float32 on the CPU}
+    """
+    pools = {name: POOLINGS[name] for name in poolings}
+    device = torch.device(device)
+    # A process whose share is empty still takes part in the gathering.
+    seen = [torch.empty(0, dtype=torch.long)]
+    kept = {name: [torch.empty(0, backbone.embed_dim)] for name in poolings}
+    # Not inference_mode: what a backbone caches in there, training could not use.
+    with untouched(backbone), failing_together(), torch.no_grad():
+        backbone.eval()
+        for indices, images in batches:
+            pixels = normalize(images.to(device, non_blocking=True), mean, std)
+            with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
+                features = backbone(pixels)
+            seen.append(indices.cpu())
+            for name, pool in pools.items():
+                kept[name].append(pool(features).cpu())
+    vectors = {name: torch.cat(parts) for name, parts in kept.items()}
+    return in_dataset_order(torch.cat(seen), vectors, num_images, device)
+
+
+@contextmanager
+def untouched(module: nn.Module | None = None) -> Iterator[None]:
+    """Put back every submodule's mode, the random generators and torch's thread count."""
+    modes = [(part, part.training) for part in (module.modules() if module else ())]
+    python_state, numpy_state, threads = random.getstate(), np.random.get_state(), torch.get_num_threads()
+    accelerators = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    try:
+        with torch.random.fork_rng(devices=accelerators):
+            yield
+    finally:
+        for part, training in modes:
+            part.training = training
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+
+
+@contextmanager
+def failing_together() -> Iterator[None]:
+    """Raise a UserError of one process, such as for an image it can't read, on all: none is left waiting."""
+    problem: UserError | None = None
+    try:
+        yield
+    except UserError as error:
+        problem = error
+    problems: list[UserError | None] = [problem]
+    if is_distributed():
+        problems = [None] * dist.get_world_size()
+        dist.all_gather_object(problems, problem)
+    for problem in problems:
+        if problem is not None:
+            raise problem
+
+
+def in_dataset_order(
+    indices: Tensor, vectors: dict[str, Tensor], num_images: int, device: torch.device | str
+) -> dict[str, Tensor]:
+    """Gather the shares of all processes on the main one and put row i at dataset index i.
+
+    Shape:
+        indices (n,), vectors {name: (n, D)} of this process -> {name: (N, D)} on the main process
+    """
+    indices = gather_rows(indices, device)
+    gathered = {name: gather_rows(part, device) for name, part in vectors.items()}
+    if not is_main():
+        return {}
+    times = torch.bincount(indices, minlength=num_images)
+    assert len(times) == num_images, "an index lies beyond the dataset"
+    assert bool((times == 1).all()), "each image must be seen exactly once"
+    order = indices.argsort()
+    return {name: rows[order] for name, rows in gathered.items()}
+
+
+def gather_rows(rows: Tensor, device: torch.device | str) -> Tensor:
+    """Rows of all processes, of unequal numbers, one process after the other, on the main one's CPU.
+
+    Shape:
+        (n, …) of each process -> (sum of n, …) on the main process, (0, …) on the others
+    """
+    if not is_distributed():
+        return rows
+    world = dist.get_world_size()
+    place = torch.device("cpu") if dist.get_backend() == "gloo" else torch.device(device)
+    counts = [torch.zeros(1, dtype=torch.long, device=place) for _ in range(world)]
+    dist.all_gather(counts, torch.tensor([len(rows)], device=place))
+    sizes = [int(count) for count in counts]
+    parts: list[list[Tensor]] = [[] for _ in range(world)]
+    for start in range(0, max(sizes), ROWS):
+        longest = min(ROWS, max(sizes) - start)
+        share = rows[start : start + longest].to(place)
+        padded = share.new_zeros(longest, *rows.shape[1:])
+        padded[: len(share)] = share
+        slots = [torch.empty_like(padded) for _ in range(world)] if is_main() else None
+        dist.gather(padded, slots, dst=0)
+        for part, slot, size in zip(parts, slots or [], sizes, strict=False):
+            part.append(slot[: max(0, min(longest, size - start))].cpu())
+    filled = [piece for part in parts for piece in part]
+    return torch.cat(filled) if filled else rows[:0]
+
+
+def is_distributed() -> bool:
+    """Whether there are other processes to exchange with."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def is_main() -> bool:
+    """Whether this is the only process or the first of several."""
+    return not is_distributed() or dist.get_rank() == 0

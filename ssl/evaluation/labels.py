@@ -1,0 +1,76 @@
+"""Which images k-NN may use, and the classes they belong to.
+
+Shapes used below: N training images, M validation images.
+"""
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+
+from nestling.ssl.data.sources import ImageSource
+from nestling.ssl.errors import UserError
+
+log = logging.getLogger("nestling")
+
+
+def matched_labels(train: ImageSource, val: ImageSource) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Labels of both sides in the numbering of the training set, matched by class name.
+
+    Shape:
+        -> train (N,), val (M,) with -1 where training has no such class, the C class names
+
+    Raises:
+        UserError: a side has no labels, or no class is on both sides.
+    """
+    train_labels, train_names = _labels_of(train, "data.train")
+    val_labels, val_names = _labels_of(val, "data.val")
+    number_of = {name: number for number, name in enumerate(train_names)}
+    unknown = [name for name in val_names if name not in number_of]
+    renumbered = np.array([number_of.get(name, -1) for name in val_names], np.int64)
+    labels = renumbered[val_labels]
+    if not (labels >= 0).any():
+        raise UserError(
+            f"no class of data.val={val.name} ({_some(val_names)}) is in data.train={train.name} "
+            f"({_some(train_names)}); classes are matched by the names of their folders"
+        )
+    if unknown:
+        log.warning(
+            "k-NN: left out %d of %d validation images, of %d classes that data.train lacks: %s",
+            (labels < 0).sum(),
+            len(labels),
+            len(unknown),
+            _some(unknown),
+        )
+    return train_labels, labels, train_names
+
+
+def _labels_of(source: ImageSource, key: str) -> tuple[np.ndarray, list[str]]:
+    if source.labels is None or source.class_names is None:
+        raise UserError(
+            f"k-NN needs labels and {key}={source.name} has none; "
+            "give a folder of class folders, each with its images inside"
+        )
+    return source.labels.astype(np.int64), list(source.class_names)
+
+
+def refuse_shared_files(train: ImageSource, val: ImageSource) -> None:
+    """Raise UserError where a validation image is a training image too: it would find itself."""
+    queries = {val.path(index) for index in range(len(val))}
+    shared = [path for index in range(len(train)) if (path := train.path(index)) in queries]
+    if shared:
+        raise UserError(
+            f"{len(shared)} files are both in data.train={train.name} and data.val={val.name}, "
+            f"such as {shared[0]}; an image that finds itself says nothing, so keep the two apart"
+        )
+
+
+def evenly(num_images: int, at_most: int | None) -> np.ndarray:
+    """Indices of at most that many images, evenly spread over all."""
+    if at_most is None or at_most >= num_images:
+        return np.arange(num_images)
+    return np.arange(at_most, dtype=np.int64) * num_images // at_most
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
