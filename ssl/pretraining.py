@@ -1,0 +1,96 @@
+"""One pretraining run from its config: the parts of a recipe put together."""
+
+import logging
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+
+from nestling.backbones import Backbone
+from nestling.ssl.config import Config
+from nestling.ssl.data.loader import TrainLoader, steps_per_epoch
+from nestling.ssl.data.sources import ImageSource, open_pair
+from nestling.ssl.distillation import SelfDistillation
+from nestling.ssl.evaluation.online import OnlineKnn
+from nestling.ssl.run import processes
+from nestling.ssl.run.progress import say_only_here
+from nestling.ssl.run.results import show
+from nestling.ssl.run.run import Run
+from nestling.ssl.schedules import Schedules
+from nestling.ssl.training import train
+from nestling.ssl.validation import validate
+
+logger = logging.getLogger("nestling")
+
+
+def pretrain(config: Config) -> Path:
+    """Pretrain a backbone as `config` says and show what it learned; returns the run directory.
+
+    Every process of a launcher calls this alike. All that can be refused is refused before the
+    first step, the run directory being touched last.
+
+    Raises:
+        UserError: a setting, the images or the run directory can't be used.
+    """
+    validate(config)
+    accelerator = processes.start(config)
+    say_only_here(accelerator.is_main_process)
+    images, queries = open_pair(config)
+    place = (accelerator.process_index, accelerator.num_processes)
+    global_batch = config.train.batch_size * config.train.accumulation * accelerator.num_processes
+    schedules = Schedules(
+        config, steps_per_epoch(len(images), config, accelerator.num_processes), global_batch
+    )
+    knn = OnlineKnn(images, queries, config, *place) if queries is not None and config.knn.every else None
+
+    run = Run(config, accelerator)
+    announce(config, accelerator, schedules, images, queries)
+    torch.manual_seed(config.seed)  # alike on all processes: the teacher is never broadcast
+    method = SelfDistillation(config).to(accelerator.device)
+    processes.synchronise_batch_norms(method, accelerator)
+
+    def batches_from(step: int) -> TrainLoader:
+        return TrainLoader(images, config, schedules.num_steps, *place, start_step=step)
+
+    def judge(backbone: Backbone) -> dict[str, float]:
+        assert knn is not None
+        return knn.judge(backbone, accelerator.device, processes.autocast_dtype(accelerator))
+
+    train(method, batches_from, schedules, run, judge if knn else None, accelerator)
+    show(run.path, method.teacher.backbone, knn, queries or images, config, accelerator)
+    return run.path
+
+
+def announce(
+    config: Config,
+    accelerator: Accelerator,
+    schedules: Schedules,
+    images: ImageSource,
+    queries: ImageSource | None,
+) -> None:
+    """The first lines of a run: what runs where, on what, how fast it will learn."""
+    optim, train = config.optim, config.train
+    rule = {"linear": "global batch / 256", "sqrt": "square root of global batch / 256", "none": "not scaled"}
+    if queries is None:
+        found, judged = len(images), "no labels, so no k-NN"
+    elif config.data.val is None and config.data.train == queries.name:
+        found, judged = (
+            len(images) + len(queries),
+            f"{len(images)} to train on, {len(queries)} held out for k-NN",
+        )
+    else:
+        found, judged = len(images), f"{len(queries)} in {queries.name} for k-NN"
+    logger.info(
+        f"{accelerator.num_processes} process{'es' if accelerator.num_processes > 1 else ''} on "
+        f"{accelerator.device.type}, {processes.resolved_precision(train.precision)}; "
+        f"{found} images found in {images.name}: {judged}"
+    )
+    logger.info(
+        f"global batch {schedules.global_batch} = {train.batch_size} images x {train.accumulation} "
+        f"micro-batches x {accelerator.num_processes} processes; "
+        f"{schedules.steps_per_epoch} steps per epoch, {schedules.num_steps} in {train.epochs} epochs"
+    )
+    logger.info(
+        f"learning rate: base {optim.lr:.3e}, peak {schedules.peak_lr:.3e} (scaling {optim.lr_scaling}: "
+        f"{rule[optim.lr_scaling]}), end {optim.lr_end:.3e}; run directory {config.out}"
+    )

@@ -1,0 +1,131 @@
+"""Checkpoints: a folder per saved step, complete or absent.
+
+    checkpoints/step_00001200/
+        student.safetensors  teacher.safetensors  terms.safetensors
+        optimizer.pt                    loads with torch.load(weights_only=True)
+        trainer.json  config.yaml       plain types and text
+
+A folder is written under a hidden name, flushed to disk and renamed; only then do the pointers
+`last` and `best` move and old folders go, so a kill at any instant leaves a complete newest one.
+"""
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from nestling.ssl.errors import UserError
+
+TENSORS = ("student", "teacher", "terms")
+LAST, BEST = "last", "best"
+
+
+@dataclass
+class Checkpoint:
+    """Everything a run needs to go on from a step boundary.
+
+    No random state: every draw is a function of (seed, step) or (seed, epoch, sample).
+    """
+
+    student: dict[str, Tensor]
+    teacher: dict[str, Tensor]
+    terms: dict[str, Tensor]
+    optimizer: dict[str, Any]
+    trainer: dict[str, Any]
+    config: str
+
+
+def save(checkpoint: Checkpoint, run: Path, keep_last: int, is_best: bool) -> Path:
+    """Write `checkpoint` into the run directory `run`, move the pointers, drop old checkpoints."""
+    folder = run / "checkpoints"
+    final = folder / f"step_{checkpoint.trainer['step']:08d}"
+    draft = folder / f".{final.name}.writing"
+    for litter in folder.glob(".*.writing"):
+        shutil.rmtree(litter)
+    draft.mkdir(parents=True)
+    for name in TENSORS:
+        save_file(
+            {key: value.contiguous() for key, value in getattr(checkpoint, name).items()},
+            draft / f"{name}.safetensors",
+        )
+    torch.save(checkpoint.optimizer, draft / "optimizer.pt")
+    (draft / "trainer.json").write_text(json.dumps(checkpoint.trainer, indent=2, allow_nan=False))
+    (draft / "config.yaml").write_text(checkpoint.config, encoding="utf-8")
+    for path in (*draft.iterdir(), draft):
+        flush_to_disk(path)
+    if final.exists():
+        shutil.rmtree(final)
+    draft.rename(final)
+    point(run, LAST, final)
+    if is_best:
+        point(run, BEST, final)
+    rotate(run, keep_last)
+    return final
+
+
+def load(path: Path) -> Checkpoint:
+    """Read the checkpoint folder `path`."""
+    try:
+        tensors = {name: load_file(path / f"{name}.safetensors") for name in TENSORS}
+        return Checkpoint(
+            **tensors,
+            optimizer=torch.load(path / "optimizer.pt", map_location="cpu", weights_only=True),
+            trainer=json.loads((path / "trainer.json").read_text()),
+            config=(path / "config.yaml").read_text(encoding="utf-8"),
+        )
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{path} is not a complete checkpoint: {Path(error.filename).name} is missing"
+        ) from error
+
+
+def point(run: Path, name: str, target: Path) -> None:
+    """Let the pointer file `name` hold the path of `target`, relative to the run."""
+    draft = run / f".{name}.writing"
+    draft.write_text(target.relative_to(run).as_posix() + "\n")
+    flush_to_disk(draft)
+    os.replace(draft, run / name)
+
+
+def pointed(run: Path, name: str) -> Path | None:
+    """The checkpoint that a pointer names, where both exist."""
+    try:
+        target = run / (run / name).read_text().strip()
+    except FileNotFoundError:
+        return None
+    return target if target.is_dir() else None
+
+
+def saved(run: Path) -> list[Path]:
+    """All complete checkpoints of a run, oldest first."""
+    return sorted((run / "checkpoints").glob("step_*"), key=lambda path: int(path.name.removeprefix("step_")))
+
+
+def newest(run: Path) -> Path | None:
+    """The last complete checkpoint: a kill between the rename and the pointer loses nothing."""
+    return next(reversed(saved(run)), None)
+
+
+def rotate(run: Path, keep_last: int) -> None:
+    """Delete all but the `keep_last` newest and the best."""
+    best = pointed(run, BEST)
+    for path in saved(run)[:-keep_last]:
+        if path != best:
+            shutil.rmtree(path)
+
+
+def flush_to_disk(path: Path) -> None:
+    """fsync a file or a folder, so that a rename can't overtake its contents."""
+    if os.name == "nt" and path.is_dir():
+        return  # Windows opens no folders and orders renames itself
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

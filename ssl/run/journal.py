@@ -1,0 +1,126 @@
+"""What happens between the steps of a run: logging, judging, saving."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from nestling.backbones import Backbone
+from nestling.ssl.distillation import SelfDistillation
+from nestling.ssl.errors import UserError
+from nestling.ssl.monitors import CollapseMonitor, Throughput, Window
+from nestling.ssl.run.progress import RunProgress
+from nestling.ssl.run.run import Run
+from nestling.ssl.schedules import Schedules, StepValues
+
+logger = logging.getLogger("nestling")
+
+Judge = Callable[[Backbone], Mapping[str, float]]
+
+
+class Journal:
+    """Keeps the metrics of a run and does what is due after a step.
+
+    `judge` gives the accuracies of a backbone by name, the one that decides first.
+    """
+
+    def __init__(
+        self,
+        method: SelfDistillation,
+        optimizer: Optimizer,
+        schedules: Schedules,
+        run: Run,
+        judge: Judge | None,
+    ) -> None:
+        self.method, self.optimizer, self.schedules, self.run, self.judge = (
+            method,
+            optimizer,
+            schedules,
+            run,
+            judge,
+        )
+        self.throughput = Throughput()
+        self._losses, self._gradients = Window(), Window()
+        self._monitor = CollapseMonitor(patience=min(max(schedules.steps_per_epoch, 300), 3000))
+        self._progress: RunProgress
+
+    @contextmanager
+    def opened(self, first_step: int) -> Iterator[None]:
+        """Show progress from `first_step` on; judge the untrained network first."""
+        mode = self.run.config.log.progress if self.run.is_main else "none"
+        self._progress = RunProgress(mode, first_step, self.schedules.num_steps)
+        try:
+            with self._progress:
+                if first_step == 0:
+                    self.run.log(0, {"epoch": 0.0, **self._judged(0)})
+                self.throughput.reset()
+                yield
+        finally:
+            self.run.close()
+
+    def micro_batch(self, loss: Tensor, metrics: Mapping[str, Tensor], size: int) -> None:
+        """Gather the metrics of one micro-batch of `size` images."""
+        self._losses.add({"loss": loss, **metrics})
+        self.throughput.count(size * self.run.accelerator.num_processes)
+
+    def step(self, index: int, values: StepValues, gradient_norm: Tensor) -> None:
+        """Log, judge and save what is due after the step `index`, counted from 0."""
+        finished, config = index + 1, self.run.config
+        self._gradients.add({"gradient_norm": gradient_norm})
+        self._progress.step(finished)
+        judging = self.judge is not None and self._is_due(finished, config.knn.every)
+        saving = self._is_due(finished, config.train.checkpoint_every)
+        epoch_ends = finished % self.schedules.steps_per_epoch == 0
+        if not (index == 0 or finished % config.log.every == 0 or epoch_ends or judging or saving):
+            return
+        record = self._read(finished, values)
+        accuracies = self._judged(finished) if judging else {}
+        self.run.log(finished, {**record, **accuracies})
+        if saving:
+            knn = next(iter(accuracies.values()), None)
+            self.run.checkpoint(finished, self.method, self.optimizer, self.schedules.global_batch, knn)
+        self.throughput.reset()
+
+    def _is_due(self, finished: int, every_epochs: float) -> bool:
+        """Whether something that comes every so many epochs comes after `finished` steps; 0: never."""
+        if every_epochs == 0:
+            return False
+        interval = max(1, self.schedules.steps_in(every_epochs))
+        return finished % interval == 0 or finished == self.schedules.num_steps
+
+    def _read(self, finished: int, values: StepValues) -> dict[str, float]:
+        """The record of the window that ends after `finished` steps; stops a run that went astray."""
+        (losses, bad), (gradients, bad_gradients) = self._losses.read(), self._gradients.read()
+        if bad or (bad_gradients and self.run.accelerator.scaler is None):
+            raise UserError(
+                f"the loss or a gradient was not finite in the last steps before step {finished} "
+                f"(learning rate {values.lr:.2e}); nothing was saved since. Lower optim.lr, set "
+                "optim.clip_mode, or use train.precision=bf16 or fp32, then start again"
+            )
+        record = {
+            "epoch": finished / self.schedules.steps_per_epoch,
+            **losses,
+            **gradients,
+            **asdict(values),
+            **self.throughput.read(),
+        }
+        if "dino/teacher_entropy" in losses:
+            for warning in self._monitor.check(finished, losses):
+                logger.warning(warning)
+        self._progress.record(finished, record)
+        return record
+
+    def _judged(self, finished: int) -> dict[str, float]:
+        """k-NN of the teacher's backbone after `finished` steps."""
+        if self.judge is None:
+            return {}
+        accuracies = dict(self.judge(self.method.teacher.backbone))
+        self._progress.knn(next(iter(accuracies.values())))
+        logger.info(
+            f"epoch {finished / self.schedules.steps_per_epoch:.4g}: "
+            + "  ".join(f"{name} {accuracy:.1%}" for name, accuracy in accuracies.items())
+        )
+        return accuracies

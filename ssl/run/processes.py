@@ -1,0 +1,94 @@
+"""How a run meets accelerate: processes, precision, what differs between them."""
+
+import logging
+import os
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs
+from torch import nn
+
+from nestling.ssl.config import Config
+from nestling.ssl.errors import UserError
+
+logger = logging.getLogger("nestling")
+
+
+def start(config: Config) -> Accelerator:
+    """Join the processes that the launcher started, each on its device.
+
+    Running statistics are averaged by `SelfDistillation`, so DDP need not broadcast those of
+    process 0 at every forward.
+    """
+    precision = resolved_precision(config.train.precision)
+    return join(
+        mixed_precision="no" if precision == "fp32" else precision,
+        gradient_accumulation_steps=config.train.accumulation,
+        log_with=config.log.trackers or None,
+        project_dir=config.out,
+        step_scheduler_with_optimizer=False,
+        kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
+    )
+
+
+def join(**settings: Any) -> Accelerator:
+    """accelerate's view of the processes that were started, checked against the launcher's.
+
+    accelerate takes several processes on CPUs for strangers unless it is told `cpu=True`: each
+    would train alone.
+
+    Raises:
+        UserError: accelerate sees another number of processes than the launcher started.
+    """
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    accelerator = Accelerator(cpu=started > 1 and not torch.cuda.is_available(), **settings)
+    if accelerator.num_processes != started:
+        raise UserError(
+            f"the launcher started WORLD_SIZE={started} processes, but {accelerator.num_processes} joined; "
+            "start with `torchrun --nproc_per_node N` or `accelerate launch --num_processes N`"
+        )
+    return accelerator
+
+
+def resolved_precision(asked: str) -> str:
+    """What `auto` means on this machine.
+
+    Raises:
+        UserError: fp16 without a GPU, whose gradients nothing scales.
+    """
+    if asked == "fp16" and not torch.cuda.is_available():
+        raise UserError(
+            "train.precision=fp16 needs a CUDA device and none was found; bf16 and fp32 work here"
+        )
+    if asked != "auto":
+        return asked
+    return "bf16" if multiplies_bf16() else "fp32"
+
+
+def multiplies_bf16() -> bool:
+    """Whether the device multiplies bf16 natively; elsewhere it is slower than fp32."""
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    tell = getattr(torch.cpu, "get_capabilities", None)  # which older torch lacks
+    capabilities = tell() if tell else {}
+    return bool(capabilities.get("amx_bf16") or capabilities.get("avx512_bf16"))
+
+
+def synchronise_batch_norms(module: nn.Module, accelerator: Accelerator) -> None:
+    """Make them SyncBatchNorm on CUDA with several processes; elsewhere torch has none: said once."""
+    norms = sum(isinstance(child, nn.modules.batchnorm._BatchNorm) for child in module.modules())
+    if accelerator.num_processes == 1 or not norms:
+        return
+    if accelerator.device.type == "cuda":
+        nn.SyncBatchNorm.convert_sync_batchnorm(module)
+        return
+    logger.info(
+        f"{norms} batch norms (student and teacher) use the statistics of their own process's images: "
+        f"SyncBatchNorm needs CUDA, this is {accelerator.device.type}"
+    )
+
+
+def autocast_dtype(accelerator: Accelerator) -> torch.dtype | None:
+    """The dtype of this run's autocast, None for fp32."""
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)

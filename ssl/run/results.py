@@ -1,0 +1,112 @@
+"""What a finished run shows: a table of what was learned, and a picture."""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+from accelerate import Accelerator
+from rich.table import Table
+
+from nestling.backbones import Backbone
+from nestling.ssl.config import Config
+from nestling.ssl.data import photo_tiles
+from nestling.ssl.data.sources import ImageSource
+from nestling.ssl.evaluation import pictures
+from nestling.ssl.evaluation.online import OnlineKnn
+from nestling.ssl.run.log import read
+from nestling.ssl.run.progress import console
+
+logger = logging.getLogger("nestling")
+
+POOLINGS = {"cls": "class token", "mean_patch": "mean patch"}
+PIXELS, UNTRAINED, LEARNED = "raw pixels", "untrained network", "learned network"
+PICTURED_PHOTOGRAPH = "chelsea"  # a cat: one thing to attend to, before a soft background
+
+
+def show(
+    run: Path,
+    backbone: Backbone,
+    knn: OnlineKnn | None,
+    images: ImageSource,
+    config: Config,
+    accelerator: Accelerator,
+) -> None:
+    """Print raw pixels, the untrained and the learned network side by side; draw picture.png.
+
+    Called by all processes, as they share the work of k-NN; the main one prints and draws. Without
+    labels there is nothing to print.
+    """
+    if knn is None:
+        logger.info(f"done: checkpoints in {run}")
+        return
+    pixels = knn.judge_pixels(accelerator.device)
+    queries = knn.examples(backbone, accelerator.device)
+    if not accelerator.is_main_process:
+        return
+    records = [
+        record for record in read(run / "log.jsonl") if any(name.startswith("knn/") for name in record)
+    ]
+    console.print(table(records, next(iter(pixels.values())), config))
+    draw(run, backbone, queries, whole_image(images), records, next(iter(pixels.values())), config)
+    logger.info(f"done: checkpoints, log and picture.png in {run}")
+
+
+def columns(records: list[dict[str, float]], config: Config) -> dict[str, str]:
+    """Per pooling, the name of its first k-NN accuracy in the log."""
+    return {
+        pooling: next(name for name in records[-1] if name.startswith(f"knn/{pooling}/top1"))
+        for pooling in config.knn.pooling
+    }
+
+
+def table(records: list[dict[str, float]], pixels: float, config: Config) -> Table:
+    """k-NN accuracy before and after training, against raw pixels."""
+    names = columns(records, config)
+    k = next(iter(names.values())).rpartition("_k")[2]
+    result = Table(title=f"k-NN accuracy on held-out images (k = {k})", title_justify="left")
+    result.add_column("")
+    for pooling in names:
+        result.add_column(POOLINGS[pooling], justify="right")
+    result.add_row(PIXELS, *[f"{pixels:.1%}"] * len(names))
+    for title, record in ((UNTRAINED, records[0]), (LEARNED, records[-1])):
+        result.add_row(title, *[f"{record[name]:.1%}" for name in names.values()])
+    return result
+
+
+def whole_image(images: ImageSource) -> np.ndarray:
+    """What attention is drawn on: a whole photograph of the embedded set, else the first image."""
+    if images.name == photo_tiles.PhotoTiles.name:
+        return photo_tiles.photograph(PICTURED_PHOTOGRAPH)
+    return images.load(0)
+
+
+def draw(
+    run: Path,
+    backbone: Backbone,
+    queries: list[pictures.Query],
+    photo: np.ndarray,
+    records: list[dict[str, float]],
+    pixels: float,
+    config: Config,
+) -> None:
+    """Neighbours, attention at several resolutions and the curve of k-NN, as picture.png."""
+    size = max(config.views.global_size)
+    maps = []
+    for factor in (2, 4, 8):
+        attention = pictures.attention_map(
+            backbone,
+            photo,
+            factor * size,
+            config.data.mean,
+            config.data.std,
+            next(backbone.parameters()).device,
+        )
+        maps.append((f"short side {factor * size} px", attention))
+    names = columns(records, config)
+    series = {
+        POOLINGS[pooling]: [(record["epoch"], record[name]) for record in records]
+        for pooling, name in names.items()
+    }
+    bars = {PIXELS: pixels, UNTRAINED: records[0][names[config.knn.pooling[0]]]}
+    title = f"{config.backbone.name}: {config.train.epochs} epochs of self-distillation, no labels"
+    pictures.summary(title, queries, photo, maps, series, bars).save(run / "picture.png")

@@ -1,0 +1,139 @@
+"""A run: its directory, log, checkpoints and trackers, written by the main process alone."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
+from omegaconf import OmegaConf
+from torch.optim import Optimizer
+
+from nestling.ssl import command_line
+from nestling.ssl.config import Config
+from nestling.ssl.distillation import SelfDistillation
+from nestling.ssl.errors import UserError
+from nestling.ssl.run import checkpoints, directory
+from nestling.ssl.run.log import JsonLog
+
+logger = logging.getLogger("nestling")
+
+
+class Run:
+    """Claims `config.out` and writes everything that a run leaves there.
+
+    Raises:
+        UserError: on every process alike, where the directory can't be used as asked.
+    """
+
+    def __init__(self, config: Config, accelerator: Accelerator) -> None:
+        self.config = config
+        self.path = Path(config.out)
+        self.accelerator = accelerator
+        self.is_main = accelerator.is_main_process
+        self.best: float | None = None
+        self.resumed_from = self._claim()
+        self._log: JsonLog | None = None
+        if config.log.trackers:
+            settings = {key: str(value) for key, value in flat(asdict(config)).items()}
+            accelerator.init_trackers("nestling", config=settings)
+
+    def _claim(self) -> Path | None:
+        answer: list[Any] = [None, None]
+        if self.is_main:
+            try:
+                answer[0] = directory.claim(self.config)
+                self._describe(answer[0])
+            except UserError as error:
+                answer[1] = str(error)
+        broadcast_object_list(answer)
+        if answer[1] is not None:
+            raise UserError(answer[1])
+        return answer[0]
+
+    def _describe(self, resumed_from: Path | None) -> None:
+        """Write config.yaml and environment.json, or compare with those of the run that goes on."""
+        path = self.path / "config.yaml"
+        if resumed_from is not None:
+            old: Any = OmegaConf.to_container(OmegaConf.load(resumed_from / "config.yaml"))
+            directory.refuse_changes(flat(old), flat(asdict(self.config)), self.config.out)
+        command_line.write(self.config, path)
+        directory.write_json(self.path / "environment.json", directory.environment())
+
+    def restore(self, method: SelfDistillation, optimizer: Optimizer, global_batch: int) -> int:
+        """Load the checkpoint to go on from, if any; returns the number of finished steps."""
+        step = 0
+        if self.resumed_from is not None:
+            checkpoint = checkpoints.load(self.resumed_from)
+            if checkpoint.trainer["global_batch"] != global_batch:
+                raise UserError(
+                    f"the run in out={self.path} began with a global batch of "
+                    f"{checkpoint.trainer['global_batch']}, now it is {global_batch}: change "
+                    "train.batch_size, train.accumulation or the number of processes"
+                )
+            method.student.load_state_dict(checkpoint.student)
+            method.teacher.load_state_dict(checkpoint.teacher)
+            method.terms.load_state_dict(checkpoint.terms)
+            optimizer.load_state_dict(checkpoint.optimizer)
+            if self.accelerator.scaler is not None and checkpoint.trainer["scaler"]:
+                self.accelerator.scaler.load_state_dict(checkpoint.trainer["scaler"])
+            self.best = checkpoint.trainer["best"]
+            step = checkpoint.trainer["step"]
+            logger.info(f"resuming from {self.resumed_from} after step {step}")
+        if self.is_main:
+            self._log = JsonLog(self.path / "log.jsonl", step)
+        return step
+
+    def log(self, step: int, record: Mapping[str, Any]) -> None:
+        """One line in log.jsonl, and the same to the trackers."""
+        if self._log is not None:
+            self._log.write({"step": step, **record})
+        if self.config.log.trackers:
+            self.accelerator.log(dict(record), step=step)
+
+    def checkpoint(
+        self, step: int, method: SelfDistillation, optimizer: Optimizer, global_batch: int, knn: float | None
+    ) -> None:
+        """Save after `step` finished steps; `knn` is the accuracy measured there, if it was."""
+        is_best = knn is not None and (self.best is None or knn >= self.best)
+        self.best = knn if is_best else self.best
+        if self.is_main:
+            scaler = self.accelerator.scaler
+            content = checkpoints.Checkpoint(
+                student=method.student.state_dict(),
+                teacher=method.teacher.state_dict(),
+                terms=method.terms.state_dict(),
+                optimizer=optimizer.state_dict(),
+                trainer={
+                    "step": step,
+                    "global_batch": global_batch,
+                    "num_processes": self.accelerator.num_processes,
+                    "best": self.best,
+                    "scaler": scaler.state_dict() if scaler is not None else None,
+                    "torch": torch.__version__,
+                },
+                config=(self.path / "config.yaml").read_text(encoding="utf-8"),
+            )
+            checkpoints.save(content, self.path, self.config.train.keep_last, is_best)
+        self.accelerator.wait_for_everyone()
+
+    def close(self) -> None:
+        """End the log and the trackers."""
+        if self._log is not None:
+            self._log.close()
+        if self.config.log.trackers:
+            self.accelerator.end_training()
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as dotted key to value."""
+    items: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            items |= flat(value, f"{prefix}{key}.")
+        else:
+            items[f"{prefix}{key}"] = value
+    return items

@@ -1,0 +1,243 @@
+"""The main recipe, started as a user starts it: real files, real processes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+BIN = Path(sys.executable).parent
+RECIPE = "recipes/dino_xcit.py"
+LAUNCH = [str(BIN / "accelerate"), "launch", "--config_file", "launch/configs/single.yaml"]
+TORCHRUN = [str(BIN / "torchrun"), "--standalone", "--nproc_per_node", "2"]
+TINY = [
+    *("backbone.name=xcit_nano_12_p4", "backbone.options={embed_dim: 16, depth: 2, num_heads: 2}"),
+    *("views.global_size=16", "views.local_size=8", "views.num_local=2", "data.num_workers=0"),
+    *("head.num_prototypes=64", "head.hidden_dim=32", "head.bottleneck_dim=16", "log.every=1"),
+    *("knn.k=5", "knn.size=16", "knn.crop_ratio=1.0", "log.progress=plain"),
+]
+SHORT = ["train.epochs=2", "optim.warmup_epochs=1", "teacher.temperature_warmup_epochs=1"]
+
+# The recipe, then what each of its processes ended with, written by each.
+KEEP_BOTH = """
+import sys
+import torch.distributed as dist
+from safetensors.torch import save_file
+from nestling.recipes.dino_xcit import main
+from nestling.ssl import distillation
+
+made = []
+build = distillation.SelfDistillation.__init__
+
+def remember(self, config):
+    build(self, config)
+    made.append(self)
+
+distillation.SelfDistillation.__init__ = remember
+out, *arguments = sys.argv[1:]
+main(arguments)
+assert dist.get_world_size() == 2, dist.get_world_size()
+for name in ("student", "teacher", "terms"):
+    save_file(getattr(made[0], name).state_dict(), f"{out}/{name}_{dist.get_rank()}.safetensors")
+"""
+
+pytestmark = pytest.mark.slow
+
+
+def started(command: list[str], repository: Path, expected: int = 0) -> str:
+    """Run to the end from the repository's root; returns what was printed, errors included."""
+    done = subprocess.run(
+        command, cwd=repository, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL
+    )
+    assert done.returncode == expected, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def records(run: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+
+
+def newest(run: Path) -> Path:
+    return run / (run / "last").read_text().strip()
+
+
+def test_accelerate_launch_trains_on_a_folder_and_leaves_a_whole_run(image_folder, tmp_path, repository):
+    data, run = image_folder(classes=4, per_class=16), tmp_path / "run"
+    said = started(
+        [*LAUNCH, RECIPE, f"data.train={data}", f"out={run}", "train.batch_size=8", *TINY, *SHORT], repository
+    )
+    first = said[: said.index("step 1/")]
+    for fact in (
+        "1 process on cpu",
+        "64 images found",
+        "58 to train on, 6 held out for k-NN",
+        "global batch 8",
+        "7 steps per epoch",
+    ):
+        assert fact in first, first
+    for fact in ("base 5.000e-04", "peak 1.563e-05", "linear: global batch / 256"):
+        assert fact in first, first
+    for row in ("raw pixels", "untrained network", "learned network"):
+        assert row in said
+    found = {path.name for path in run.iterdir()}
+    assert found >= {
+        "config.yaml",
+        "environment.json",
+        "log.jsonl",
+        "checkpoints",
+        "last",
+        "best",
+        "picture.png",
+    }
+    assert records(run)[-1]["step"] == 14
+    judged = started([str(BIN / "python"), "recipes/eval_knn.py", str(run), "knn.k=5"], repository)
+    assert "class" in judged or "cls" in judged
+
+
+def test_two_processes_train_identical_teachers_on_the_schedules_of_one(image_folder, tmp_path, repository):
+    data = image_folder(classes=4, per_class=16)
+    script = tmp_path / "two.py"
+    script.write_text(KEEP_BOTH)
+    common = [f"data.train={data}", *TINY, *SHORT]
+    said = started(
+        [*TORCHRUN, str(script), str(tmp_path), f"out={tmp_path / 'two'}", "train.batch_size=4", *common],
+        repository,
+    )
+    assert "2 processes on cpu" in said
+    started([*LAUNCH, RECIPE, f"out={tmp_path / 'one'}", "train.batch_size=8", *common], repository)
+
+    for name in ("student", "teacher", "terms"):
+        zero, one = (load_file(tmp_path / f"{name}_{rank}.safetensors") for rank in (0, 1))
+        saved = load_file(newest(tmp_path / "two") / f"{name}.safetensors")
+        assert zero.keys() == one.keys() == saved.keys()
+        for key in zero:
+            assert torch.equal(zero[key], one[key]), f"{name}: {key} differs between the processes"
+            assert torch.equal(zero[key], saved[key]), f"{name}: {key} was saved otherwise"
+
+    two, single = records(tmp_path / "two")[1:], records(tmp_path / "one")[1:]
+    assert len(two) == len(single) == 14
+    for left, right in zip(two, single, strict=True):
+        for schedule in (
+            "step",
+            "epoch",
+            "lr",
+            "weight_decay",
+            "momentum",
+            "temperature",
+            "last_layer_frozen",
+        ):
+            assert left[schedule] == right[schedule], schedule
+
+
+def test_knn_rises_while_a_tiny_xcit_trains_for_real(tmp_path, repository):
+    run = tmp_path / "run"
+    started(
+        [
+            *(*LAUNCH, RECIPE, f"out={run}", *TINY, "data.train=photo-tiles"),
+            *(
+                "backbone.options={embed_dim: 32, depth: 2, num_heads: 4}",
+                "knn.size=32",
+                "views.global_size=24",
+            ),
+            *(
+                "train.epochs=3",
+                "optim.lr=4e-3",
+                "optim.warmup_epochs=0.5",
+                "head.freeze_epochs=0",
+                "knn.k=20",
+            ),
+            *("teacher.temperature_warmup_epochs=1", "head.num_prototypes=256", "log.every=20"),
+        ],
+        repository,
+    )
+    accuracies = [record["knn/cls/top1_k20"] for record in records(run) if "knn/cls/top1_k20" in record]
+    assert len(accuracies) == 4
+    assert accuracies[-1] >= accuracies[0] + 0.03, accuracies
+
+
+@pytest.mark.parametrize(
+    "name", ["dino_xcit_small_12_p16", "dino_xcit_medium_24_p16", "dino_xcit_medium_24_p8"]
+)
+def test_a_published_recipe_runs_with_its_model_shrunk_by_overrides_alone(
+    name, image_folder, tmp_path, repository
+):
+    data, run = image_folder(classes=2, per_class=8, size=64), tmp_path / "run"
+    started(
+        [
+            *(*LAUNCH, RECIPE, "--config", name, f"data.train={data}", f"out={run}", "data.num_workers=0"),
+            *(
+                "backbone.options={embed_dim: 32, depth: 1, num_heads: 4}",
+                "train.batch_size=6",
+                "train.epochs=1",
+            ),
+            *("head.num_prototypes=128", "optim.warmup_epochs=1", "teacher.temperature_warmup_epochs=1"),
+        ],
+        repository,
+    )
+    assert records(run)[-1]["step"] == 2
+    weights = load_file(newest(run) / "teacher.safetensors")
+    assert all(value.isfinite().all() for value in weights.values() if value.is_floating_point())
+
+
+def test_an_interrupted_run_goes_on_with_resume_auto(image_folder, tmp_path, repository):
+    data, run = image_folder(classes=4, per_class=16), tmp_path / "run"
+    command = [
+        *LAUNCH,
+        RECIPE,
+        f"data.train={data}",
+        f"out={run}",
+        "train.batch_size=8",
+        "resume=auto",
+        *TINY,
+    ]
+    command += ["train.epochs=200", "optim.warmup_epochs=1", "teacher.temperature_warmup_epochs=1"]
+    with subprocess.Popen(command, cwd=repository, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("step 20/"):
+                process.kill()
+                break
+    subprocess.run(["pkill", "-9", "-f", f"out={run}"], check=False)
+    with subprocess.Popen(command, cwd=repository, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = ""
+        for line in process.stdout:
+            said += line
+            if line.startswith("step 30/"):
+                process.kill()
+                break
+    subprocess.run(["pkill", "-9", "-f", f"out={run}"], check=False)
+    assert "resuming from" in said
+    steps = [record["step"] for record in records(run)]
+    assert steps == sorted(set(steps)), "every step is logged once"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["optim.lrr=1"], "did you mean optim.lr"),
+        (["train.epochs=3"], "optim.warmup_epochs"),
+        (["data.train=/nowhere/at/all"], "data.train=/nowhere/at/all"),
+        (["train.batch_size=100000"], "train.batch_size"),
+        (["views.global_size=3", "backbone.name=xcit_nano_12_p16"], "views.global_size"),
+    ],
+)
+def test_a_users_mistake_is_one_sentence_and_code_two(arguments, sentence, tmp_path, repository):
+    run = tmp_path / "run"
+    done = subprocess.run(
+        [sys.executable, RECIPE, f"out={run}", "--config", "dino_xcit_small_12_p16", *arguments]
+        + ([] if any("data.train" in a for a in arguments) else ["data.train=photo-tiles"]),
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("error:") == 1
+    assert not run.exists(), "nothing is left behind"

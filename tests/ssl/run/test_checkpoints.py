@@ -1,0 +1,74 @@
+import pytest
+import torch
+
+from nestling.ssl.errors import UserError
+from nestling.ssl.run import checkpoints
+
+
+def checkpoint(step: int) -> checkpoints.Checkpoint:
+    weights = {"backbone.w": torch.full((2, 3), float(step))}
+    return checkpoints.Checkpoint(
+        student=weights,
+        teacher={key: value + 1 for key, value in weights.items()},
+        terms={"dino.center.center": torch.arange(4.0)},
+        optimizer={
+            "state": {0: {"step": torch.tensor(1.0), "exp_avg": torch.ones(2, 3)}},
+            "param_groups": [{"lr": 0.1, "params": [0]}],
+        },
+        trainer={"step": step, "global_batch": 8, "best": None, "scaler": None},
+        config="seed: 3\n",
+    )
+
+
+def steps(run) -> list[int]:
+    return [int(path.name.removeprefix("step_")) for path in checkpoints.saved(run)]
+
+
+def test_a_checkpoint_comes_back_as_it_went(tmp_path):
+    original = checkpoint(7)
+    loaded = checkpoints.load(checkpoints.save(original, tmp_path, keep_last=2, is_best=False))
+    for name in checkpoints.TENSORS:
+        assert all(
+            torch.equal(value, getattr(loaded, name)[key]) for key, value in getattr(original, name).items()
+        )
+    assert torch.equal(loaded.optimizer["state"][0]["exp_avg"], torch.ones(2, 3))
+    assert loaded.trainer == original.trainer
+    assert loaded.config == original.config
+
+
+def test_old_checkpoints_go_by_number_and_the_best_stays(tmp_path):
+    for step in (9, 10, 100, 1000):
+        checkpoints.save(checkpoint(step), tmp_path, keep_last=2, is_best=step == 9)
+    assert steps(tmp_path) == [9, 100, 1000]
+    assert checkpoints.pointed(tmp_path, checkpoints.BEST).name == "step_00000009"
+    assert checkpoints.pointed(tmp_path, checkpoints.LAST).name == "step_00001000"
+
+
+def test_a_write_that_was_cut_short_is_no_checkpoint_and_is_cleaned_up(tmp_path):
+    checkpoints.save(checkpoint(1), tmp_path, keep_last=2, is_best=False)
+    litter = tmp_path / "checkpoints" / ".step_00000002.writing"
+    litter.mkdir()
+    (litter / "student.safetensors").write_bytes(b"half")
+    assert checkpoints.newest(tmp_path).name == "step_00000001"
+    checkpoints.save(checkpoint(3), tmp_path, keep_last=2, is_best=False)
+    assert not litter.exists()
+    assert steps(tmp_path) == [1, 3]
+
+
+def test_a_kill_between_rename_and_pointer_loses_nothing(tmp_path):
+    checkpoints.save(checkpoint(1), tmp_path, keep_last=2, is_best=False)
+    checkpoints.save(checkpoint(2), tmp_path, keep_last=2, is_best=False)
+    checkpoints.point(tmp_path, checkpoints.LAST, tmp_path / "checkpoints" / "step_00000001")
+    assert checkpoints.newest(tmp_path).name == "step_00000002"
+
+
+def test_the_optimizer_loads_with_weights_only(tmp_path):
+    path = checkpoints.save(checkpoint(1), tmp_path, keep_last=1, is_best=False)
+    assert torch.load(path / "optimizer.pt", weights_only=True)["param_groups"][0]["lr"] == 0.1
+
+
+def test_an_incomplete_checkpoint_is_named_with_what_is_missing(tmp_path):
+    path = checkpoints.save(checkpoint(1), tmp_path, keep_last=1, is_best=False)
+    (path / "optimizer.pt").unlink()
+    with pytest.raises(UserError, match=r"step_00000001.*optimizer\.pt"):
+        checkpoints.load(path)

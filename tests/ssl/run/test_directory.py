@@ -1,0 +1,59 @@
+import pytest
+
+from nestling.ssl.config import Config
+from nestling.ssl.errors import UserError
+from nestling.ssl.run import directory
+
+
+def config(out, **settings) -> Config:
+    return Config(out=str(out), **settings)
+
+
+def test_a_new_or_empty_folder_is_claimed(tmp_path):
+    assert directory.claim(config(tmp_path / "new" / "run")) is None
+    assert directory.claim(config(tmp_path / "new" / "run")) is None
+    assert (tmp_path / "new" / "run").is_dir()
+
+
+def test_a_run_is_not_overwritten_unasked(tmp_path):
+    (tmp_path / "config.yaml").write_text("seed: 0\n")
+    with pytest.raises(UserError, match=r"resume=auto.*overwrite=true"):
+        directory.claim(config(tmp_path))
+    assert (tmp_path / "config.yaml").exists()
+
+
+def test_overwrite_deletes_a_run_and_nothing_else(tmp_path):
+    run, other = tmp_path / "run", tmp_path / "photos"
+    for folder in (run, other):
+        folder.mkdir()
+        (folder / "a.png").write_bytes(b"x")
+    (run / "config.yaml").write_text("seed: 0\n")
+    directory.claim(config(run, overwrite=True))
+    assert list(run.iterdir()) == []
+    with pytest.raises(UserError, match="no run of nestling"):
+        directory.claim(config(other, overwrite=True))
+    assert (other / "a.png").exists()
+
+
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
+    (tmp_path / "out").write_text("")
+    with pytest.raises(UserError, match="is a file"):
+        directory.claim(config(tmp_path / "out"))
+
+
+def test_a_changed_setting_is_named_with_both_values():
+    with pytest.raises(UserError, match=r"optim\.lr=0\.1, now it is 0\.2"):
+        directory.refuse_changes({"optim.lr": 0.1, "seed": 0}, {"optim.lr": 0.2, "seed": 0}, "runs/x")
+
+
+def test_where_it_runs_and_what_it_logs_may_change():
+    directory.refuse_changes(
+        {"log.every": 1, "data.num_workers": 0}, {"log.every": 5, "data.num_workers": 4}, "runs/x"
+    )
+
+
+def test_the_environment_names_versions_and_revision():
+    record = directory.environment()
+    assert record["packages"]["torch"].count(".") >= 2
+    assert record["nestling"] is None or record["nestling"][0].isdigit()
+    assert set(record) >= {"python", "platform", "git", "git_dirty"}

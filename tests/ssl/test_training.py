@@ -1,0 +1,250 @@
+"""The loop in this process: equivalences, resume, judging. The recipe's own tests start real processes."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from torch import Tensor, nn
+
+from nestling.backbones import Backbone, Features
+from nestling.backbones.registry import _REGISTRY, register
+from nestling.ssl import config as schema
+from nestling.ssl.config import Config
+from nestling.ssl.errors import UserError
+from nestling.ssl.pretraining import pretrain
+from nestling.ssl.run import checkpoints
+from nestling.ssl.run.log import read
+
+TIMES = ("images_per_second", "data_wait")
+
+
+class TwoLayers(Backbone):
+    """A backbone without batch norm, whose gradients do not depend on how a batch is split."""
+
+    def __init__(self, name: str, drop_path: float = 0.0) -> None:
+        super().__init__()
+        self.name, self.embed_dim, self.stride, self.min_size = name, 12, 4, 4
+        self.stem = nn.Conv2d(3, 12, 4, stride=4)
+        self.mix = nn.Linear(12, 12)
+        self.dropout = nn.Dropout(drop_path)
+
+    def forward(self, images: Tensor, mask: Tensor | None = None) -> Features:
+        x = self.stem(images)
+        tokens = self.dropout(self.mix(x.flatten(2).mT.tanh()))
+        return Features(tokens.mean(dim=1), tokens, (x.shape[2], x.shape[3]))
+
+    def pyramid(self, images: Tensor) -> list[Tensor]:
+        raise ValueError("none")
+
+    def attention(self, images: Tensor) -> Tensor:
+        return self.forward(images).patches.mean(dim=-1)[:, None].unflatten(-1, self.forward(images).grid)
+
+
+@pytest.fixture(autouse=True)
+def own_backbone_and_fresh_accelerate() -> Iterator[None]:
+    register({"two_layers": {}})(TwoLayers)
+    yield
+    _REGISTRY.pop("two_layers")
+    for state in (AcceleratorState, PartialState, GradientState):
+        state._reset_state() if state is not AcceleratorState else state._reset_state(True)
+
+
+def config(data: Path, out: Path, *, name: str = "two_layers", **train: object) -> Config:
+    tiny = {"embed_dim": 16, "depth": 1, "num_heads": 2} if name.startswith("xcit") else {}
+    return Config(
+        out=str(out),
+        data=schema.Data(train=str(data), num_workers=0, holdout=0.25),
+        backbone=schema.Backbone(name, 0.1, tiny),
+        views=schema.Views(global_size=[16], num_local=2, local_size=[8]),
+        head=schema.Head(num_prototypes=24, hidden_dim=16, bottleneck_dim=8, freeze_epochs=1),
+        teacher=schema.Teacher(temperature=0.07, temperature_warmup_epochs=2, momentum=0.9),
+        optim=schema.Optim(lr=1e-2, lr_scaling="none", warmup_epochs=1),
+        train=schema.Train(**{"epochs": 3, "batch_size": 8, **train}),
+        knn=schema.Knn(k=[3], size=16, crop_ratio=1.0),
+        log=schema.Log(every=1, progress="none"),
+    )
+
+
+def trained(settings: Config) -> tuple[checkpoints.Checkpoint, list[dict[str, float]]]:
+    run = pretrain(settings)
+    records = [{k: v for k, v in r.items() if k not in TIMES} for r in read(run / "log.jsonl")]
+    newest = checkpoints.newest(run)
+    assert newest is not None
+    return checkpoints.load(newest), records
+
+
+def assert_same(left: dict[str, Tensor], right: dict[str, Tensor], atol: float = 0.0) -> None:
+    assert left.keys() == right.keys()
+    for key in left:
+        torch.testing.assert_close(left[key], right[key], rtol=0, atol=atol)
+
+
+def test_the_same_config_gives_the_same_run_to_the_bit(image_folder, tmp_path):
+    data = image_folder(per_class=12, size=20)
+    first, first_log = trained(config(data, tmp_path / "a", name="xcit_nano_12_p4"))
+    second, second_log = trained(config(data, tmp_path / "b", name="xcit_nano_12_p4"))
+    assert_same(first.teacher, second.teacher)
+    assert first_log == second_log
+
+
+def test_accumulating_equals_one_large_batch(image_folder, tmp_path):
+    data = image_folder(per_class=12, size=20)
+    settings = config(data, tmp_path / "whole", batch_size=8)
+    settings.backbone.drop_path = 0.0
+    whole, whole_log = trained(settings)
+    settings = config(data, tmp_path / "parts", batch_size=2, accumulation=4)
+    settings.backbone.drop_path = 0.0
+    parts, parts_log = trained(settings)
+    for name in checkpoints.TENSORS:
+        assert_same(getattr(whole, name), getattr(parts, name), atol=1e-5)
+    for one, other in zip(whole_log, parts_log, strict=True):
+        assert one.get("lr") == other.get("lr")
+        assert one.get("momentum") == other.get("momentum")
+        assert one.get("loss", 0) == pytest.approx(other.get("loss", 0), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["two_layers", "xcit_nano_12_p4"])
+def test_a_run_resumed_at_any_epoch_equals_the_run_left_alone(image_folder, tmp_path, name):
+    data = image_folder(per_class=12, size=20)
+    settings = config(data, tmp_path / "alone", name=name, keep_last=9)
+    alone, alone_log = trained(settings)
+    steps = checkpoints.saved(tmp_path / "alone")
+    assert len(steps) == 3
+    for stopped in steps[:-1]:
+        broken = tmp_path / f"broken_after_{stopped.name}"
+        (broken / "checkpoints").mkdir(parents=True)
+        stopped.rename(broken / "checkpoints" / stopped.name)
+        (broken / "config.yaml").write_text((tmp_path / "alone" / "config.yaml").read_text())
+        lines = (tmp_path / "alone" / "log.jsonl").read_text().splitlines(keepends=True)
+        (broken / "log.jsonl").write_text("".join(lines[: len(lines) - 1]))  # one step beyond is lost
+        settings = config(data, broken, name=name, keep_last=9)
+        settings.resume = "auto"
+        resumed, resumed_log = trained(settings)
+        for part in checkpoints.TENSORS:
+            assert_same(getattr(alone, part), getattr(resumed, part))
+        assert resumed_log == alone_log
+
+
+def test_judging_changes_nothing_that_training_does_next(image_folder, tmp_path):
+    data = image_folder(per_class=12, size=20)
+    settings = config(data, tmp_path / "judged", name="xcit_nano_12_p4")
+    judged, _ = trained(settings)
+    settings = config(data, tmp_path / "unjudged", name="xcit_nano_12_p4")
+    settings.knn.every = 0
+    unjudged, _ = trained(settings)
+    for part in checkpoints.TENSORS:
+        assert_same(getattr(judged, part), getattr(unjudged, part))
+
+
+def test_the_last_layer_is_bit_identical_while_frozen_and_learns_after(image_folder, tmp_path):
+    data = image_folder(per_class=12, size=20)
+    settings = config(data, tmp_path / "run", epochs=2, keep_last=9)
+    settings.optim.warmup_epochs = settings.teacher.temperature_warmup_epochs = 1
+    pretrain(settings)
+    torch.manual_seed(settings.seed)
+    from nestling.ssl.distillation import SelfDistillation
+
+    initial = SelfDistillation(settings).student.head.last_layer.weight_v
+    frozen, free = (
+        checkpoints.load(path).student["head.last_layer.weight_v"]
+        for path in checkpoints.saved(tmp_path / "run")
+    )
+    assert torch.equal(frozen, initial)
+    assert not torch.equal(free, initial)
+
+
+def test_every_monitor_is_logged_as_strict_json(image_folder, tmp_path):
+    run = pretrain(config(image_folder(per_class=12, size=20), tmp_path / "run"))
+    lines = (run / "log.jsonl").read_text().splitlines()
+    records = [json.loads(line, parse_constant=pytest.fail) for line in lines]
+    assert [record["step"] for record in records] == list(range(len(records)))
+    assert set(records[1]) >= {
+        *("step", "epoch", "loss", "dino/teacher_entropy", "dino/kl", "dino/dominant_prototype"),
+        *(
+            "dino/center_norm",
+            "feature_std",
+            "gradient_norm",
+            "lr",
+            "weight_decay",
+            "momentum",
+            "temperature",
+        ),
+        *("images_per_second", "data_wait"),
+    }
+    assert 0 <= records[1]["data_wait"] <= 1
+    judged = [record["epoch"] for record in records if "knn/cls/top1_k3" in record]
+    assert judged == [0, 1, 2, 3]
+
+
+def test_lists_of_sizes_train_and_all_sizes_are_used(image_folder, tmp_path):
+    settings = config(image_folder(per_class=12, size=20), tmp_path / "run", name="xcit_nano_12_p4")
+    settings.views.global_size, settings.views.local_size = [12, 16, 20], [8, 12]
+    _, records = trained(settings)
+    assert all(record["loss"] > 0 for record in records[1:])
+
+
+def test_a_run_without_labels_trains_without_knn(tmp_path, image_folder):
+    flat = image_folder(classes=1, per_class=20, size=20) / "class_0"
+    _, records = trained(config(flat, tmp_path / "run"))
+    assert not any(name.startswith("knn/") for record in records for name in record)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_saves_nothing(image_folder, tmp_path):
+    settings = config(image_folder(per_class=12, size=20), tmp_path / "run")
+    settings.optim.lr, settings.optim.clip_mode, settings.optim.name = 1e38, "none", "sgd"
+    with pytest.raises(UserError, match="not finite"):
+        pretrain(settings)
+    assert checkpoints.saved(tmp_path / "run") == []
+
+
+def test_a_finished_run_resumed_says_its_result_again_and_trains_nothing(image_folder, tmp_path):
+    settings = config(image_folder(per_class=12, size=20), tmp_path / "run")
+    first, first_log = trained(settings)
+    settings.resume = "auto"
+    again, again_log = trained(settings)
+    assert first_log == again_log
+    assert_same(first.teacher, again.teacher)
+
+
+def collapsing(image_folder, tmp_path) -> Config:
+    settings = config(image_folder(per_class=12, size=20), tmp_path / "run", epochs=120, checkpoint_every=120)
+    settings.knn.every, settings.log.every = 0, 20
+    return settings
+
+
+@pytest.mark.slow
+def test_targets_made_uniform_are_warned_of_while_they_train(image_folder, tmp_path, capsys):
+    settings = collapsing(image_folder, tmp_path)
+    settings.teacher.temperature = settings.teacher.temperature_start = 5.0
+    pretrain(settings)
+    said = capsys.readouterr().out
+    assert said.count("warning: the teacher's targets have been uniform") == 1
+    assert "one prototype" not in said
+
+
+@pytest.mark.slow
+def test_a_run_without_centering_is_warned_of_its_one_prototype(image_folder, tmp_path, capsys):
+    settings = collapsing(image_folder, tmp_path)
+    settings.teacher.center_momentum = 1.0
+    pretrain(settings)
+    said = capsys.readouterr().out
+    assert said.count("warning: one prototype has won") == 1
+    assert "uniform" not in said
+
+
+@pytest.mark.slow
+def test_a_healthy_run_of_that_length_stays_silent(image_folder, tmp_path, capsys):
+    pretrain(collapsing(image_folder, tmp_path))
+    assert "warning" not in capsys.readouterr().out
+
+
+def test_a_changed_setting_is_refused_on_resume(image_folder, tmp_path):
+    settings = config(image_folder(per_class=12, size=20), tmp_path / "run", epochs=1)
+    settings.optim.warmup_epochs = settings.teacher.temperature_warmup_epochs = 0
+    pretrain(settings)
+    settings.resume, settings.teacher.momentum = "auto", 0.5
+    with pytest.raises(UserError, match=r"teacher\.momentum=0\.9, now it is 0\.5"):
+        pretrain(settings)
