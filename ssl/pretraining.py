@@ -90,6 +90,9 @@ def announce(
         f"micro-batches x {accelerator.num_processes} processes; "
         f"{schedules.steps_per_epoch} steps per epoch, {schedules.num_steps} in {train.epochs} epochs"
     )
+    hint = processes.idle_cores(accelerator)
+    if hint:
+        logger.info(hint)
     logger.info(
         f"learning rate: base {optim.lr:.3e}, peak {schedules.peak_lr:.3e} (scaling {optim.lr_scaling}: "
         f"{rule[optim.lr_scaling]}), end {optim.lr_end:.3e}; run directory {config.out}"

@@ -92,3 +92,15 @@ def synchronise_batch_norms(module: nn.Module, accelerator: Accelerator) -> None
 def autocast_dtype(accelerator: Accelerator) -> torch.dtype | None:
     """The dtype of this run's autocast, None for fp32."""
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)
+
+
+def idle_cores(accelerator: Accelerator) -> str:
+    """A sentence where training on CPUs leaves cores idle, as accelerate's launcher does by default."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    share, threads = max(cores // here, 1), torch.get_num_threads()
+    if accelerator.device.type != "cpu" or threads >= share:
+        return ""
+    return (
+        f"{threads} of {share} CPU cores per process are used: start with OMP_NUM_THREADS={share} to use all"
+    )
