@@ -2,6 +2,7 @@
 
 import logging
 import os
+import warnings
 from typing import Any
 
 import torch
@@ -14,6 +15,14 @@ from nestling.ssl.errors import UserError
 
 logger = logging.getLogger("nestling")
 
+# What torch would say once per process of several, and why it needs no answer.
+HARMLESS = {
+    # Its successor is unknown to accelerate and to older torch.
+    "`broadcast_buffers` is deprecated": FutureWarning,
+    # Depthwise kernels, whose only input channel may have any stride: DDP copies a few kilobytes.
+    "Grad strides do not match bucket view strides": UserWarning,
+}
+
 
 def start(config: Config) -> Accelerator:
     """Join the processes that the launcher started, each on its device.
@@ -21,6 +30,8 @@ def start(config: Config) -> Accelerator:
     Running statistics are averaged by `SelfDistillation`, so DDP need not broadcast those of
     process 0 at every forward.
     """
+    for message, category in HARMLESS.items():
+        warnings.filterwarnings("ignore", message, category)
     precision = resolved_precision(config.train.precision)
     return join(
         mixed_precision="no" if precision == "fp32" else precision,

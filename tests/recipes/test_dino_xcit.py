@@ -108,6 +108,7 @@ def test_two_processes_train_identical_teachers_on_the_schedules_of_one(image_fo
         repository,
     )
     assert "2 processes on cpu" in said
+    assert "Warning" not in said
     started([*LAUNCH, RECIPE, f"out={tmp_path / 'one'}", "train.batch_size=8", *common], repository)
 
     for name in ("student", "teacher", "terms"):

@@ -1,0 +1,42 @@
+import sys
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState, PartialState
+
+from nestling.ssl.errors import UserError
+from nestling.ssl.run import processes
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="fp16 is legal on a GPU")
+def test_fp16_without_a_gpu_is_refused_with_what_works():
+    with pytest.raises(UserError, match=r"train\.precision=fp16.*bf16 and fp32"):
+        processes.resolved_precision("fp16")
+
+
+def test_auto_is_bf16_only_where_the_device_multiplies_it():
+    expected = "bf16" if processes.multiplies_bf16() else "fp32"
+    assert processes.resolved_precision("auto") == expected
+    assert processes.resolved_precision("bf16") == "bf16"
+
+
+@pytest.mark.skipif(torch.cuda.is_available() or sys.platform != "linux", reason="reads the CPU's flags")
+def test_a_cpu_multiplies_bf16_where_its_flags_say_so():
+    with open("/proc/cpuinfo") as file:
+        flags = file.read()
+    if torch.backends.cpu.get_cpu_capability() in ("AVX512", "AMX"):
+        assert processes.multiplies_bf16() == ("avx512_bf16" in flags or "amx_bf16" in flags)
+    else:
+        assert not processes.multiplies_bf16()
+
+
+def test_processes_that_did_not_join_are_said(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    PartialState()  # alone, before the launcher's variables were looked at
+    with pytest.raises(UserError, match=r"WORLD_SIZE=3 processes, but 1 joined"):
+        processes.join()
+    AcceleratorState._reset_state(True)
+    PartialState._reset_state()
