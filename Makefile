@@ -14,8 +14,8 @@ help:  ## show this
 
 # accelerate gives a process one CPU thread unless this is set; without a GPU all of them are wanted.
 demo: export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
-# Threads that wait should sleep: spinning, they take the cores from the loader and from other programs.
-demo: export OMP_WAIT_POLICY ?= PASSIVE
+# Threads that wait spin for a moment, then sleep: longer, they take the cores from other programs.
+demo: export GOMP_SPINCOUNT ?= 10000
 # resume=auto: a second call goes on where the first was stopped, or shows the finished run again.
 demo: $(VENV)/demo.stamp  ## pretrain on the embedded images and show what was learned (about five minutes on 2 CPU cores)
 	$(VENV)/bin/accelerate launch --config_file $(CONFIG) recipes/dino_xcit.py resume=auto $(ARGS)

@@ -122,8 +122,8 @@ def run(script: Path, arguments: list[str], asked: int | None, cpu: bool) -> int
     if cpu:
         os.environ["ACCELERATE_USE_CPU"] = "true"
     num_gpus = 0 if cpu else torch.cuda.device_count()
-    if not num_gpus:  # else waiting threads spin and take the cores from the loader and other programs
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if not num_gpus:  # else waiting threads spin for long and take the cores from other programs
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     processes = num_processes(asked, num_gpus)
     if processes == 1:
         return run_alone([sys.executable, str(script), *arguments])

@@ -45,7 +45,9 @@ class Data:
     mean: list[float] = key([0.485, 0.456, 0.406], "per channel, of pixels in [0, 1]", low=0, high=1)
     std: list[float] = key([0.229, 0.224, 0.225], "per channel, of pixels in [0, 1]", low=1e-6)
     num_workers: int | None = key(
-        None, "loader processes per training process; null: usable CPUs shared out, at most 8", low=0
+        None,
+        "loader processes per training process; null: usable CPUs shared out, at most 8; 0 on CPU",
+        low=0,
     )
     start_method: str | None = key(
         None, "how loader processes start; null: the platform's own", choices=("fork", "spawn", "forkserver")

@@ -176,11 +176,14 @@ class EvalLoader:
             yield batch
 
 
-def default_workers() -> int:
-    """Loader processes per training process: the usable CPUs shared out, at most 8.
+def default_workers(on_cpu: bool | None = None) -> int:
+    """Loader processes per training process: the usable CPUs shared out but one, at most 8.
 
-    One CPU of each process is left to training; below two, loading shares the process itself.
+    None where the CPUs train as well: there, loaders take more from the steps than they save (two
+    cores, the embedded tiles: 227 images/s without, 196 with one).
     """
+    if not torch.accelerator.is_available() if on_cpu is None else on_cpu:
+        return 0
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     share = usable // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return min(max(share - 1, 0), MAX_WORKERS)

@@ -179,8 +179,10 @@ def test_default_workers_share_out_the_usable_cpus(monkeypatch):
     import os
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
-    assert default_workers() == 8
+    assert default_workers(on_cpu=False) == 8
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert default_workers() == 3
+    assert default_workers(on_cpu=False) == 3
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "16")
-    assert default_workers() == 0
+    assert default_workers(on_cpu=False) == 0
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    assert default_workers(on_cpu=True) == 0
