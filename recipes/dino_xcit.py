@@ -1,6 +1,6 @@
 """DINO on XCiT: pretrain on a folder of images, no labels needed.
 
-accelerate launch recipes/dino_xcit.py                         # the embedded photo tiles, minutes on a CPU
+accelerate launch recipes/dino_xcit.py                         # embedded photo tiles, minutes on a CPU
 accelerate launch recipes/dino_xcit.py data.train=/my/images   # XCiT-S12/16 as published
 """
 
@@ -23,8 +23,14 @@ def default_config(settings: Mapping[str, str]) -> str:
 
 
 def main(argv: list[str]) -> None:
+    """Read the settings, pretrain, show what was learned."""
     config = read(
-        Config, argv, program="recipes/dino_xcit.py", about=__doc__, configs=CONFIGS, default=default_config
+        Config,
+        argv,
+        program="recipes/dino_xcit.py",
+        about=__doc__ or "",
+        configs=CONFIGS,
+        default=default_config,
     )
     from nestling.ssl.pretraining import pretrain  # late: `--help` needs no torch
 

@@ -75,7 +75,7 @@ def main(argv: list[str]) -> None:
             f"k-NN needs labels and data.train={train.name} has none to hold out; "
             "give data.train and data.val, each a folder of class folders"
         )
-    config.knn.max_train = len(train)
+    config.knn.max_train, config.knn.max_val = len(train), len(val)
     place = (accelerator.process_index, accelerator.num_processes)
     judge = OnlineKnn(train, val, config, *place, search_threads=None)
     check_size(backbone, judge.size, "knn.size")

@@ -40,7 +40,10 @@ class Data:
         None, "folder of class folders that k-NN queries; null: hold out part of data.train"
     )
     holdout: float = key(
-        0.1, "share of data.train kept for k-NN where data.val is null and labels exist", low=0, high=0.9
+        0.1,
+        "share of data.train kept for k-NN, at most 5000, if data.val is null and labels exist",
+        low=0,
+        high=0.9,
     )
     mean: list[float] = key([0.485, 0.456, 0.406], "per channel, of pixels in [0, 1]", low=0, high=1)
     std: list[float] = key([0.229, 0.224, 0.225], "per channel, of pixels in [0, 1]", low=1e-6)
@@ -192,7 +195,8 @@ class Knn:
     size: int | None = key(None, "side of the test image; null: the largest global size", low=1)
     crop_ratio: float = key(0.875, "that side over the resized short side, as 224 / 256", low=0.1, high=1)
     batch_size: int = key(128, "images per process", low=1)
-    max_train: int = key(100_000, "training images searched online, evenly chosen; eval_knn uses all", low=1)
+    max_train: int = key(100_000, "training images that vote online, evenly chosen; eval_knn uses all", low=1)
+    max_val: int = key(10_000, "images judged online, evenly chosen; eval_knn uses all", low=1)
     backend: str = key("faiss", "who searches", choices=("faiss", "torch"))
 
 
@@ -211,7 +215,7 @@ class Log:
 class Config:
     """One pretraining run."""
 
-    out: str = key("runs/pretrain", "run directory: config, log, checkpoints, report")
+    out: str = key("runs/pretrain", "run directory: config, log, checkpoints, picture")
     seed: int = key(0, "of every random choice", low=0, high=2**31 - 1)
     resume: str = key("never", "auto continues the run in out where there is one", choices=("never", "auto"))
     overwrite: bool = key(False, "delete the run in out first")

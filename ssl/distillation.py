@@ -7,13 +7,13 @@ import copy
 from collections.abc import Iterator
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from nestling import backbones
 from nestling.backbones import Backbone
 from nestling.ssl import terms
 from nestling.ssl.config import Config
+from nestling.ssl.distributed import average
 from nestling.ssl.heads import ProjectionHead
 from nestling.ssl.terms import Outputs, Term
 
@@ -112,8 +112,8 @@ class SelfDistillation(nn.Module):
         teacher: list[Tensor] = list(self.teacher.parameters())
         student: list[Tensor] = list(self.student.parameters())
         torch._foreach_lerp_(teacher, student, 1 - momentum)
-        average_over_processes(running_statistics(self.teacher))
-        average_over_processes(running_statistics(self.student))
+        average(running_statistics(self.teacher))
+        average(running_statistics(self.student))
         for term in self.terms.children():
             assert isinstance(term, Term)
             term.update()
@@ -133,17 +133,6 @@ def running_statistics(module: nn.Module) -> list[Tensor]:
         for buffer in norm.buffers(recurse=False)
         if buffer.is_floating_point()
     ]
-
-
-def average_over_processes(tensors: list[Tensor]) -> None:
-    """Replace each by its mean over all processes, with one message."""
-    if not tensors or not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-        return
-    flat = torch.cat([tensor.flatten() for tensor in tensors])
-    dist.all_reduce(flat)
-    flat /= dist.get_world_size()
-    for tensor, mean in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
-        tensor.copy_(mean.view_as(tensor))
 
 
 @torch.no_grad()

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+
+from nestling.ssl.distributed import summed
 
 Item = TypeVar("Item")
 
@@ -122,9 +123,6 @@ class Window:
         """The means, and how many values were not finite; then starts a new window."""
         assert self._total is not None, "nothing was added"
         assert self._count is not None
-        gathered = torch.cat([self._total[None], self._count])
-        if dist.is_available() and dist.is_initialized():
-            dist.all_reduce(gathered)
-        total, finite, bad = gathered.cpu()
+        total, finite, bad = summed(torch.cat([self._total[None], self._count])).cpu()
         self._total = self._count = None
         return dict(zip(self._names, (total / finite).tolist(), strict=True)), int(bad.sum())

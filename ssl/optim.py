@@ -32,10 +32,10 @@ def parameter_groups(network: Network) -> list[dict[str, object]]:
     return [{"params": decayed, "decays": True}, {"params": spared, "decays": False}]
 
 
-def build(config: Optim, groups: list[dict[str, object]]) -> torch.optim.Optimizer:
+def build(config: Optim, groups: list[dict[str, object]], fused: bool = True) -> torch.optim.Optimizer:
     """The optimizer by name; learning rate and weight decay are set at every step by `apply`."""
     if config.name == "adamw":
-        return torch.optim.AdamW(groups, lr=0.0, betas=(config.betas[0], config.betas[1]), fused=True)
+        return torch.optim.AdamW(groups, lr=0.0, betas=(config.betas[0], config.betas[1]), fused=fused)
     if config.name == "sgd":
         return torch.optim.SGD(groups, lr=0.0, momentum=config.momentum)
     from lightly.utils.lars import LARS  # late: lightly takes seconds to import

@@ -43,7 +43,7 @@ def pretrain(config: Config) -> Path:
     )
     knn = OnlineKnn(images, queries, config, *place) if queries is not None and config.knn.every else None
 
-    run = Run(config, accelerator)
+    run = Run(config, accelerator, global_batch, len(images))
     announce(config, accelerator, schedules, images, queries)
     torch.manual_seed(config.seed)  # alike on all processes: the teacher is never broadcast
     method = SelfDistillation(config).to(accelerator.device)
@@ -58,6 +58,7 @@ def pretrain(config: Config) -> Path:
 
     train(method, batches_from, schedules, run, judge if knn else None, accelerator)
     show(run.path, method.teacher.backbone, knn, queries or images, config, accelerator)
+    accelerator.end_training()
     return run.path
 
 

@@ -38,8 +38,10 @@ def train(
         UserError: the loss or a gradient is no longer finite.
     """
     config = run.config
-    own_optimizer = optim.build(config.optim, optim.parameter_groups(method.student))
-    first_step = run.restore(method, own_optimizer, schedules.global_batch)
+    # A fused optimizer hides from accelerate that fp16 gradients overflowed and its step was skipped.
+    fused = accelerator.scaler is None
+    own_optimizer = optim.build(config.optim, optim.parameter_groups(method.student), fused)
+    first_step = run.restore(method, own_optimizer)
     student, optimizer = accelerator.prepare(method.student, own_optimizer)
     journal = Journal(method, own_optimizer, schedules, run, judge)
 

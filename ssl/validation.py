@@ -9,6 +9,8 @@ from nestling.ssl.config import Config
 from nestling.ssl.errors import UserError
 from nestling.ssl.keys import nearest, show
 
+CHANNELS = 3  # of an image as it is read
+
 
 def validate(config: Config) -> None:
     """Hold the settings of a config against each other, the terms and the backbone.
@@ -79,10 +81,13 @@ def _check_backbone(config: Config) -> None:
         if wrong in options:
             said = f"backbone.options.{wrong}={show(options[wrong])}"
             raise UserError(f"{said} has a key of its own; write backbone.{wrong}={show(options[wrong])}")
-    channels = options.get("in_chans", 3)
-    if channels != len(config.data.mean):
-        said = f"data.mean={show(config.data.mean)}"
-        raise UserError(f"{said} needs one number for each of the backbone's {show(channels)} channels")
+    if options.get("in_chans", CHANNELS) != CHANNELS:
+        said = f"backbone.options.in_chans={show(options['in_chans'])}"
+        raise UserError(f"{said}: images are read as RGB, so it can only be {CHANNELS}; leave it out")
+    if len(config.data.mean) != CHANNELS:
+        raise UserError(
+            f"data.mean={show(config.data.mean)} needs {CHANNELS} numbers: images are read as RGB"
+        )
     try:
         with torch.device("meta"):  # shapes only: no memory, no random numbers drawn
             backbone = backbones.create(name, drop_path=config.backbone.drop_path, **options)

@@ -5,7 +5,6 @@ import os
 # Before torch is imported, and inherited by the processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # sums in one order, and no fight over few cores
 os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["MPLBACKEND"] = "agg"
 
 from collections.abc import Callable
 from pathlib import Path

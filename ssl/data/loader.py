@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from nestling.ssl.config import Config
 from nestling.ssl.data.order import SampleRef, StepSampler, steps_per_epoch
 from nestling.ssl.data.sources import ImageSource
+from nestling.ssl.distributed import computes_on_cpu
 from nestling.ssl.errors import UserError
 from nestling.ssl.randomness import Stream, generator
 from nestling.ssl.views.evaluation import eval_view
@@ -179,10 +180,10 @@ class EvalLoader:
 def default_workers(on_cpu: bool | None = None) -> int:
     """Loader processes per training process: the usable CPUs shared out but one, at most 8.
 
-    None where the CPUs train as well: there, loaders take more from the steps than they save (two
+    Zero where the CPUs train as well: there, loaders take more from the steps than they save (two
     cores, the embedded tiles: 227 images/s without, 196 with one).
     """
-    if not torch.accelerator.is_available() if on_cpu is None else on_cpu:
+    if computes_on_cpu() if on_cpu is None else on_cpu:
         return 0
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     share = usable // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -199,7 +200,7 @@ def _loader(dataset: Dataset, keys: object, workers: int, start_method: str | No
         num_workers=workers,
         worker_init_fn=_start_worker,
         multiprocessing_context=start_method if workers else None,
-        pin_memory=torch.cuda.is_available(),
+        pin_memory=torch.cuda.is_available() and not computes_on_cpu(),
         generator=torch.Generator(),  # else torch's own would move on with every iteration
     )
 

@@ -16,6 +16,7 @@ from nestling.ssl.randomness import Stream, generator
 
 LOOKED_FOR = ".avif .bmp .gif .jfif .jp2 .jpeg .jpg .pbm .pgm .png .pnm .ppm .tga .tif .tiff .webp"
 EXTENSIONS = frozenset(LOOKED_FOR.split())
+MAX_HELD_OUT = 5000
 LEFT_OUT = ("__MACOSX",)  # and every name that begins with a dot
 
 
@@ -93,10 +94,10 @@ class Subset(ImageSource):
 
 
 def holdout(source: ImageSource, share: float, seed: int) -> tuple[Subset, Subset]:
-    """Split into a part to train on and a part to judge with, at least one image each.
+    """Split into a part to train on and a part to judge with, of 1 to 5000 images.
 
-    Every index has its own draw; the `share` with the smallest draws is held out. So an image
-    added at the end moves at most one other.
+    More would not tell more, and cost training images and time. Every index has its own draw; the
+    `share` with the smallest draws is held out. So an image added at the end moves at most one other.
 
     Raises:
         UserError: fewer than two images.
@@ -108,7 +109,8 @@ def holdout(source: ImageSource, share: float, seed: int) -> tuple[Subset, Subse
         raise UserError(f"{source.name}: {count} image can't be split by data.holdout={share}; set it to 0")
     draws = generator(seed, Stream.HOLDOUT).random(count)
     held = np.zeros(count, dtype=bool)
-    held[np.argsort(draws, kind="stable")[: min(max(round(share * count), 1), count - 1)]] = True
+    num_held = min(max(round(share * count), 1), count - 1, MAX_HELD_OUT)
+    held[np.argsort(draws, kind="stable")[:num_held]] = True
     return Subset(source, np.flatnonzero(~held)), Subset(source, np.flatnonzero(held))
 
 

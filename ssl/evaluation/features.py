@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from nestling.backbones.features import Backbone, Features
+from nestling.ssl.distributed import is_distributed, is_main
 from nestling.ssl.errors import UserError
 from nestling.ssl.views.render import normalize
 
@@ -150,13 +151,3 @@ def gather_rows(rows: Tensor, device: torch.device | str) -> Tensor:
             part.append(slot[: max(0, min(longest, size - start))].cpu())
     filled = [piece for part in parts for piece in part]
     return torch.cat(filled) if filled else rows[:0]
-
-
-def is_distributed() -> bool:
-    """Whether there are other processes to exchange with."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-
-
-def is_main() -> bool:
-    """Whether this is the only process or the first of several."""
-    return not is_distributed() or dist.get_rank() == 0

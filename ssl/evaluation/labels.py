@@ -48,8 +48,8 @@ def matched_labels(train: ImageSource, val: ImageSource) -> tuple[np.ndarray, np
 def _labels_of(source: ImageSource, key: str) -> tuple[np.ndarray, list[str]]:
     if source.labels is None or source.class_names is None:
         raise UserError(
-            f"k-NN needs labels and {key}={source.name} has none; "
-            "give a folder of class folders, each with its images inside"
+            f"k-NN needs labels and {key}={source.name} has none: give a folder of class folders, each "
+            "with its images inside, or train without k-NN (knn.every=0)"
         )
     return source.labels.astype(np.int64), list(source.class_names)
 

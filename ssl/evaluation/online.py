@@ -14,8 +14,9 @@ from nestling.backbones import Backbone
 from nestling.ssl.config import Config
 from nestling.ssl.data.loader import EvalLoader, default_workers
 from nestling.ssl.data.sources import ImageSource, Subset
+from nestling.ssl.distributed import is_distributed, is_main
 from nestling.ssl.evaluation.baselines import raw_pixels
-from nestling.ssl.evaluation.features import Batches, extract, failing_together, is_distributed, is_main
+from nestling.ssl.evaluation.features import Batches, extract, failing_together
 from nestling.ssl.evaluation.knn import knn, search
 from nestling.ssl.evaluation.labels import evenly, matched_labels, refuse_shared_files
 from nestling.ssl.evaluation.pictures import Query
@@ -44,7 +45,7 @@ class OnlineKnn:
         num_processes: int = 1,
         search_threads: int | None = 1,
     ) -> None:
-        """Of `train` at most `config.knn.max_train` images are used, evenly chosen.
+        """Of `train` at most `config.knn.max_train` images vote, of `val` at most `max_val` are judged.
 
         `search_threads` as `num_threads` of `search`.
         """
@@ -55,6 +56,7 @@ class OnlineKnn:
         refuse_shared_files(train, val)
         used = evenly(len(train), config.knn.max_train)
         known = np.flatnonzero(val_labels >= 0)
+        known = known[evenly(len(known), config.knn.max_val)]
         self.train, self.train_labels = Subset(train, used), torch.from_numpy(train_labels[used])
         self.val, self.val_labels = Subset(val, known), torch.from_numpy(val_labels[known])
         self._train_batches, self._val_batches = (

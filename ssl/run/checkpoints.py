@@ -11,12 +11,15 @@ A folder is written under a hidden name, flushed to disk and renamed; only then 
 
 import json
 import os
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -24,6 +27,7 @@ from nestling.ssl.errors import UserError
 
 TENSORS = ("student", "teacher", "terms")
 LAST, BEST = "last", "best"
+DAMAGES = (SafetensorError, UnpicklingError, RuntimeError, ValueError, EOFError)
 
 
 @dataclass
@@ -59,9 +63,10 @@ def save(checkpoint: Checkpoint, run: Path, keep_last: int, is_best: bool) -> Pa
     (draft / "config.yaml").write_text(checkpoint.config, encoding="utf-8")
     for path in (*draft.iterdir(), draft):
         flush_to_disk(path)
-    if final.exists():
+    if final.exists():  # of a run that was resumed from an earlier step
         shutil.rmtree(final)
     draft.rename(final)
+    flush_to_disk(folder)
     point(run, LAST, final)
     if is_best:
         point(run, BEST, final)
@@ -83,6 +88,19 @@ def load(path: Path) -> Checkpoint:
         raise UserError(
             f"{path} is not a complete checkpoint: {Path(error.filename).name} is missing"
         ) from error
+    except DAMAGES as error:
+        raise UserError(f"{path} is damaged ({error}); delete it to go on from the one before") from error
+
+
+def load_trainer(path: Path) -> dict[str, Any]:
+    """The plain facts of the checkpoint folder `path`: its step, its global batch and the like."""
+    try:
+        content: dict[str, Any] = json.loads((path / "trainer.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{path / 'trainer.json'} can't be read ({error}); delete {path} to go on from the one before"
+        ) from error
+    return content
 
 
 def point(run: Path, name: str, target: Path) -> None:
@@ -91,6 +109,7 @@ def point(run: Path, name: str, target: Path) -> None:
     draft.write_text(target.relative_to(run).as_posix() + "\n")
     flush_to_disk(draft)
     os.replace(draft, run / name)
+    flush_to_disk(run)
 
 
 def pointed(run: Path, name: str) -> Path | None:
@@ -104,7 +123,8 @@ def pointed(run: Path, name: str) -> Path | None:
 
 def saved(run: Path) -> list[Path]:
     """All complete checkpoints of a run, oldest first."""
-    return sorted((run / "checkpoints").glob("step_*"), key=lambda path: int(path.name.removeprefix("step_")))
+    found = [path for path in (run / "checkpoints").glob("step_*") if re.fullmatch(r"step_\d+", path.name)]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
 
 
 def newest(run: Path) -> Path | None:

@@ -13,15 +13,12 @@ from nestling.ssl.errors import UserError
 from nestling.ssl.run import checkpoints
 
 RECORDED = ("torch", "torchvision", "lightly", "accelerate", "omegaconf", "faiss-cpu", "numpy", "pillow")
+CONFIG, ENVIRONMENT, LOG, PICTURE = "config.yaml", "environment.json", "log.jsonl", "picture.png"
+TRACKED = "nestling"  # what trackers call the run, and their folder in it
+WRITTEN = (CONFIG, ENVIRONMENT, LOG, PICTURE, "checkpoints", checkpoints.LAST, checkpoints.BEST, TRACKED)
 FREE_ON_RESUME = (
-    "out",
-    "resume",
-    "overwrite",
-    "data.num_workers",
-    "data.start_method",
-    "knn.",
-    "log.",
-    "train.keep_last",
+    *("out", "resume", "overwrite", "data.num_workers", "data.start_method", "log.", "train.keep_last"),
+    *("train.batch_size", "train.accumulation"),  # their product with the processes is compared instead
 )
 
 
@@ -29,23 +26,43 @@ def claim(config: Config) -> Path | None:
     """Make `config.out` ready; returns the checkpoint to go on from, if any.
 
     Raises:
-        UserError: `out` holds something already and neither resume nor overwrite allows it.
+        UserError: `out` holds something already and neither resume nor overwrite allows it, or it
+            can't be made.
     """
     out = Path(config.out)
     if out.exists() and not out.is_dir():
         raise UserError(f"out={out} is a file; name a folder for the run")
-    is_run = (out / "config.yaml").is_file()
-    if out.is_dir() and any(out.iterdir()):
-        if not is_run:
-            raise UserError(f"out={out} holds files that are no run of nestling; name an empty or new folder")
-        if config.overwrite:
-            shutil.rmtree(out)
-        elif config.resume == "never":
-            raise UserError(
-                f"out={out} holds a run already; resume=auto continues it, overwrite=true deletes it"
-            )
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        if out.is_dir() and any(out.iterdir()):
+            if not is_run(out):
+                raise UserError(f"out={out} holds files that are no run of nestling; name a new folder")
+            if config.overwrite:
+                delete_run(out)
+            elif config.resume == "never":
+                raise UserError(f"out={out} holds a run; resume=auto continues it, overwrite=true deletes it")
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"out={out} can't be used: {error.strerror} ({error.filename})") from error
     return checkpoints.newest(out)
+
+
+def is_run(folder: Path) -> bool:
+    """Whether nestling wrote a run there: many programs write a config.yaml, none our environment.json."""
+    try:
+        content = json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and "nestling" in content
+
+
+def delete_run(folder: Path) -> None:
+    """Delete what a run writes and nothing else; the mark of a run goes last."""
+    for name in sorted(WRITTEN, key=ENVIRONMENT.__eq__):
+        path = folder / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def refuse_changes(old: dict[str, Any], new: dict[str, Any], out: str) -> None:

@@ -81,7 +81,7 @@ class Journal:
         self.run.log(finished, {**record, **accuracies})
         if saving:
             knn = next(iter(accuracies.values()), None)
-            self.run.checkpoint(finished, self.method, self.optimizer, self.schedules.global_batch, knn)
+            self.run.checkpoint(finished, self.method, self.optimizer, knn)
         self.throughput.reset()
 
     def _is_due(self, finished: int, every_epochs: float) -> bool:

@@ -18,10 +18,10 @@ def strict(value: Any) -> Any:
 class JsonLog:
     """Appends records and flushes each, so a killed run keeps what it said."""
 
-    def __init__(self, path: Path, first_step: int = 0) -> None:
-        """Open for appending; lines of steps after `first_step` belong to work that was lost."""
+    def __init__(self, path: Path, last_step: int | None = None) -> None:
+        """Open for appending; lines after `last_step` belong to work that was lost, without it all do."""
         if path.exists():
-            kept = [record for record in read(path) if record["step"] <= first_step]
+            kept = [record for record in read(path) if last_step is not None and record["step"] <= last_step]
             draft = path.with_suffix(".writing")
             draft.write_text("".join(line(record) for record in kept), encoding="utf-8")
             os.replace(draft, path)

@@ -3,17 +3,28 @@
 import logging
 import os
 import warnings
+from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs
+from accelerate.tracking import get_available_trackers
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    InitProcessGroupKwargs,
+    KwargsHandler,
+    LoggerType,
+)
 from torch import nn
 
 from nestling.ssl.config import Config
+from nestling.ssl.distributed import computes_on_cpu
 from nestling.ssl.errors import UserError
 
 logger = logging.getLogger("nestling")
+
+PATIENCE = timedelta(hours=2)  # the others wait while the main process searches neighbours or writes
 
 # What torch would say once per process of several, and why it needs no answer.
 HARMLESS = {
@@ -29,9 +40,13 @@ def start(config: Config) -> Accelerator:
 
     Running statistics are averaged by `SelfDistillation`, so DDP need not broadcast those of
     process 0 at every forward.
+
+    Raises:
+        UserError: a precision or tracker that can't be had here.
     """
     for message, category in HARMLESS.items():
         warnings.filterwarnings("ignore", message, category)
+    check_trackers(config.log.trackers)
     precision = resolved_precision(config.train.precision)
     return join(
         mixed_precision="no" if precision == "fp32" else precision,
@@ -39,11 +54,11 @@ def start(config: Config) -> Accelerator:
         log_with=config.log.trackers or None,
         project_dir=config.out,
         step_scheduler_with_optimizer=False,
-        kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
+        handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
     )
 
 
-def join(**settings: Any) -> Accelerator:
+def join(handlers: Sequence[KwargsHandler] = (), **settings: Any) -> Accelerator:
     """accelerate's view of the processes that were started, checked against the launcher's.
 
     accelerate takes several processes on CPUs for strangers unless it is told `cpu=True`: each
@@ -53,7 +68,10 @@ def join(**settings: Any) -> Accelerator:
         UserError: accelerate sees another number of processes than the launcher started.
     """
     started = int(os.environ.get("WORLD_SIZE", "1"))
-    accelerator = Accelerator(cpu=started > 1 and not torch.cuda.is_available(), **settings)
+    patient = InitProcessGroupKwargs(timeout=PATIENCE)
+    accelerator = Accelerator(
+        cpu=started > 1 and computes_on_cpu(), kwargs_handlers=[patient, *handlers], **settings
+    )
     if accelerator.num_processes != started:
         raise UserError(
             f"the launcher started WORLD_SIZE={started} processes, but {accelerator.num_processes} joined; "
@@ -62,16 +80,25 @@ def join(**settings: Any) -> Accelerator:
     return accelerator
 
 
+def check_trackers(names: list[str]) -> None:
+    """Refuse trackers that accelerate does not know or that are not installed: it would go on without."""
+    known = [str(kind.value) for kind in LoggerType if kind.value != "all"]
+    installed = [str(getattr(kind, "value", kind)) for kind in get_available_trackers()]
+    for name in names:
+        if name not in known:
+            raise UserError(f"log.trackers={names}: unknown tracker {name}; there are {', '.join(known)}")
+        if name not in installed:
+            raise UserError(f"log.trackers={names}: {name} is not installed; install it or leave it out")
+
+
 def resolved_precision(asked: str) -> str:
     """What `auto` means on this machine.
 
     Raises:
         UserError: fp16 without a GPU, whose gradients nothing scales.
     """
-    if asked == "fp16" and not torch.cuda.is_available():
-        raise UserError(
-            "train.precision=fp16 needs a CUDA device and none was found; bf16 and fp32 work here"
-        )
+    if asked == "fp16" and (computes_on_cpu() or not torch.cuda.is_available()):
+        raise UserError("train.precision=fp16 needs a CUDA device and none is used; bf16 and fp32 work here")
     if asked != "auto":
         return asked
     return "bf16" if multiplies_bf16() else "fp32"
@@ -79,8 +106,8 @@ def resolved_precision(asked: str) -> str:
 
 def multiplies_bf16() -> bool:
     """Whether the device multiplies bf16 natively; elsewhere it is slower than fp32."""
-    if torch.cuda.is_available():
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if not computes_on_cpu():
+        return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
     tell = getattr(torch.cpu, "get_capabilities", None)  # which older torch lacks
     capabilities = tell() if tell else {}
     return bool(capabilities.get("amx_bf16") or capabilities.get("avx512_bf16"))
@@ -93,6 +120,7 @@ def synchronise_batch_norms(module: nn.Module, accelerator: Accelerator) -> None
         return
     if accelerator.device.type == "cuda":
         nn.SyncBatchNorm.convert_sync_batchnorm(module)
+        logger.info(f"{norms} batch norms (student and teacher) are synchronised over all processes")
         return
     logger.info(
         f"{norms} batch norms (student and teacher) use the statistics of their own process's images: "

@@ -20,6 +20,7 @@ logger = logging.getLogger("nestling")
 
 POOLINGS = {"cls": "class token", "mean_patch": "mean patch"}
 PIXELS, UNTRAINED, LEARNED = "raw pixels", "untrained network", "learned network"
+LARGEST_PICTURED = 768  # pixels of the short side: the picture must cost less memory than a step
 PICTURED_PHOTOGRAPH = "chelsea"  # a cat: one thing to attend to, before a soft background
 
 
@@ -92,16 +93,16 @@ def draw(
     """Neighbours, attention at several resolutions and the curve of k-NN, as picture.png."""
     size = max(config.views.global_size)
     maps = []
-    for factor in (2, 4, 8):
+    for side in dict.fromkeys(min(factor * size, LARGEST_PICTURED) for factor in (2, 4, 8)):
         attention = pictures.attention_map(
             backbone,
             photo,
-            factor * size,
+            side,
             config.data.mean,
             config.data.std,
             next(backbone.parameters()).device,
         )
-        maps.append((f"short side {factor * size} px", attention))
+        maps.append((f"short side {side} px", attention))
     names = columns(records, config)
     series = {
         POOLINGS[pooling]: [(record["epoch"], record[name]) for record in records]

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,9 @@ class Run:
         UserError: on every process alike, where the directory can't be used as asked.
     """
 
-    def __init__(self, config: Config, accelerator: Accelerator) -> None:
+    def __init__(self, config: Config, accelerator: Accelerator, global_batch: int, num_images: int) -> None:
         self.config = config
+        self.facts = {"global_batch": global_batch, "num_images": num_images}
         self.path = Path(config.out)
         self.accelerator = accelerator
         self.is_main = accelerator.is_main_process
@@ -39,7 +40,7 @@ class Run:
         self._log: JsonLog | None = None
         if config.log.trackers:
             settings = {key: str(value) for key, value in flat(asdict(config)).items()}
-            accelerator.init_trackers("nestling", config=settings)
+            accelerator.init_trackers(directory.TRACKED, config=settings)
 
     def _claim(self) -> Path | None:
         answer: list[Any] = [None, None]
@@ -55,25 +56,37 @@ class Run:
         return answer[0]
 
     def _describe(self, resumed_from: Path | None) -> None:
-        """Write config.yaml and environment.json, or compare with those of the run that goes on."""
-        path = self.path / "config.yaml"
-        if resumed_from is not None:
-            old: Any = OmegaConf.to_container(OmegaConf.load(resumed_from / "config.yaml"))
-            directory.refuse_changes(flat(old), flat(asdict(self.config)), self.config.out)
-        command_line.write(self.config, path)
-        directory.write_json(self.path / "environment.json", directory.environment())
+        """Write config.yaml and environment.json, after comparing with the run that goes on.
 
-    def restore(self, method: SelfDistillation, optimizer: Optimizer, global_batch: int) -> int:
+        The config is written as one that starts the same run elsewhere: it neither resumes nor deletes.
+        """
+        if resumed_from is not None:
+            old: Any = OmegaConf.to_container(OmegaConf.load(resumed_from / directory.CONFIG))
+            directory.refuse_changes(flat(old), flat(asdict(self.config)), self.config.out)
+            self._compare(checkpoints.load_trainer(resumed_from))
+        directory.write_json(self.path / directory.ENVIRONMENT, directory.environment())
+        plain = replace(self.config, resume="never", overwrite=False)
+        command_line.write(plain, self.path / directory.CONFIG)
+
+    def _compare(self, trainer: Mapping[str, Any]) -> None:
+        """Refuse other images, or another number of them per step, than the run began with."""
+        began, now = f"the run in out={self.path} began with", self.facts
+        if trainer["num_images"] != now["num_images"]:
+            raise UserError(
+                f"{began} {trainer['num_images']} training images, now there are {now['num_images']}: "
+                "restore them, or give another out for a new run"
+            )
+        if trainer["global_batch"] != now["global_batch"]:
+            raise UserError(
+                f"{began} a global batch of {trainer['global_batch']}, now it is {now['global_batch']}: "
+                "change train.batch_size, train.accumulation or the number of processes to keep it"
+            )
+
+    def restore(self, method: SelfDistillation, optimizer: Optimizer) -> int:
         """Load the checkpoint to go on from, if any; returns the number of finished steps."""
         step = 0
         if self.resumed_from is not None:
             checkpoint = checkpoints.load(self.resumed_from)
-            if checkpoint.trainer["global_batch"] != global_batch:
-                raise UserError(
-                    f"the run in out={self.path} began with a global batch of "
-                    f"{checkpoint.trainer['global_batch']}, now it is {global_batch}: change "
-                    "train.batch_size, train.accumulation or the number of processes"
-                )
             method.student.load_state_dict(checkpoint.student)
             method.teacher.load_state_dict(checkpoint.teacher)
             method.terms.load_state_dict(checkpoint.terms)
@@ -84,7 +97,8 @@ class Run:
             step = checkpoint.trainer["step"]
             logger.info(f"resuming from {self.resumed_from} after step {step}")
         if self.is_main:
-            self._log = JsonLog(self.path / "log.jsonl", step)
+            resumed = self.resumed_from is not None
+            self._log = JsonLog(self.path / directory.LOG, last_step=step if resumed else None)
         return step
 
     def log(self, step: int, record: Mapping[str, Any]) -> None:
@@ -95,7 +109,7 @@ class Run:
             self.accelerator.log(dict(record), step=step)
 
     def checkpoint(
-        self, step: int, method: SelfDistillation, optimizer: Optimizer, global_batch: int, knn: float | None
+        self, step: int, method: SelfDistillation, optimizer: Optimizer, knn: float | None
     ) -> None:
         """Save after `step` finished steps; `knn` is the accuracy measured there, if it was."""
         is_best = knn is not None and (self.best is None or knn >= self.best)
@@ -109,23 +123,24 @@ class Run:
                 optimizer=optimizer.state_dict(),
                 trainer={
                     "step": step,
-                    "global_batch": global_batch,
+                    **self.facts,
                     "num_processes": self.accelerator.num_processes,
                     "best": self.best,
                     "scaler": scaler.state_dict() if scaler is not None else None,
                     "torch": torch.__version__,
                 },
-                config=(self.path / "config.yaml").read_text(encoding="utf-8"),
+                config=(self.path / directory.CONFIG).read_text(encoding="utf-8"),
             )
             checkpoints.save(content, self.path, self.config.train.keep_last, is_best)
         self.accelerator.wait_for_everyone()
 
     def close(self) -> None:
-        """End the log and the trackers."""
+        """End the log and the trackers; the processes stay together, as results are still to be shared."""
         if self._log is not None:
             self._log.close()
-        if self.config.log.trackers:
-            self.accelerator.end_training()
+        for tracker in self.accelerator.trackers:
+            tracker.finish()
+        self.accelerator.trackers = []
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

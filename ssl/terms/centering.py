@@ -1,8 +1,9 @@
 """Centering: what keeps one prototype from winning everywhere (DINO, section 3.1)."""
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
+
+from nestling.ssl.distributed import summed
 
 
 class Center(nn.Module):
@@ -34,11 +35,7 @@ class Center(nn.Module):
     @torch.no_grad()
     def update(self) -> None:
         """Fold in all that was gathered since the last step, by all processes."""
-        if dist.is_available() and dist.is_initialized():
-            gathered = torch.cat([self.total, self.count[None]])
-            dist.all_reduce(gathered)
-            self.total.copy_(gathered[:-1])
-            self.count.copy_(gathered[-1])
-        self.center.lerp_(self.total / self.count, 1 - self.momentum)
+        gathered = summed(torch.cat([self.total, self.count[None]]))
+        self.center.lerp_(gathered[:-1] / gathered[-1], 1 - self.momentum)
         self.total.zero_()
         self.count.zero_()

@@ -1,7 +1,9 @@
-"""Every command that README and docs show is run: the recipes here, shrunk; make and pip by .ci/run."""
+"""Every command that README and docs show does what it says: shrunk recipes, pip from a copy, make by CI."""
 
+import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,6 +11,12 @@ from pathlib import Path
 
 import pytest
 from image_folder import write_image_folder
+
+from nestling.launch import catalog, slurm
+from nestling.recipes.dino_xcit import CONFIGS, default_config
+from nestling.ssl.command_line import read
+from nestling.ssl.config import Config
+from nestling.ssl.run import checkpoints
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -33,8 +41,12 @@ def commands() -> Iterator[str]:
 
 
 SHOWN = sorted(set(commands()))
-BY_CI = [command for command in SHOWN if command.split()[0] in ("make", "pip") or "slurm" in command]
-STARTED = [command for command in SHOWN if command not in BY_CI]
+MAKE, PIP = ([command for command in SHOWN if command.split()[0] == program] for program in ("make", "pip"))
+SLURM = [command for command in SHOWN if "nestling.launch.slurm" in command]
+HELP = [command for command in SHOWN if command.endswith("--help")]
+EVAL = [command for command in SHOWN if "eval_knn" in command and command not in HELP]
+OTHER = ["nestling"]
+PRETRAIN = sorted({*SHOWN} - {*MAKE, *PIP, *SLURM, *HELP, *EVAL, *OTHER})
 
 
 @pytest.fixture(scope="module")
@@ -44,65 +56,140 @@ def folder(tmp_path_factory) -> Path:
     write_image_folder(folder / "images", classes=2, per_class=8, size=20)
     write_image_folder(folder / "others", classes=2, per_class=4, size=20, seed=1)
     (folder / "my.yaml").write_text(f"data: {{train: {folder / 'images'}}}\n")
-    call(
-        [
-            sys.executable,
-            "recipes/dino_xcit.py",
-            f"data.train={folder / 'images'}",
-            f"out={folder / 'run'}",
-            *SHRUNK,
-        ]
-    )
+    images, out = f"data.train={folder / 'images'}", f"out={folder / 'run'}"
+    call([sys.executable, "recipes/dino_xcit.py", images, out, *SHRUNK])
     return folder
 
 
-def call(command: list[str]) -> str:
+def call(command: list[str], where: Path = ROOT) -> str:
     done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL
+        command,
+        cwd=where,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=600,
+        stdin=subprocess.DEVNULL,
     )
-    assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}{done.stderr}"
+    assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}"
     return done.stdout
 
 
-def shrunk(command: str, folder: Path, out: Path) -> list[str]:
-    """The command with its paths replaced by the fixture's, and made small by overrides."""
-    checkpoint = folder / "run" / (folder / "run" / "last").read_text().strip()
+def placed(command: str, folder: Path) -> list[str]:
+    """The command with its paths replaced by the fixture's."""
+    checkpoint = checkpoints.newest(folder / "run")
     command = re.sub(r"runs/\w+/checkpoints/\w+", str(checkpoint), command)
     command = re.sub(r"runs/\w+", str(folder / "run"), command)
     command = re.sub(r"(data\.train=)\S+", rf"\1{folder / 'images'}", command)
     command = re.sub(r"(data\.val=)\S+", rf"\1{folder / 'others'}", command)
     command = command.replace("my.yaml", str(folder / "my.yaml"))
     program, *arguments = shlex.split(command)
-    pretrains = "dino_xcit" in command and "--help" not in command and "eval_knn" not in command
-    if pretrains:
-        given = [argument for argument in arguments if "=" in argument]
-        named = {argument.partition("=")[0] for argument in given}
-        images = [f"data.train={folder / 'images'}"] if "data.train" not in named else []
-        arguments = [
-            argument for argument in arguments if argument not in given or argument.startswith("data.")
-        ]
-        arguments += [f"out={out}", *images, *SHRUNK]
     return [str(BIN / program), *arguments]
 
 
+def shrunk(command: list[str], folder: Path) -> list[str]:
+    """Made small by overrides: a key that is given and overridden is given once."""
+    names = {argument.partition("=")[0] for argument in command}
+    overridden = {argument.partition("=")[0] for argument in SHRUNK}
+    images = [f"data.train={folder / 'images'}"] if "data.train" not in names else []
+    kept = [argument for argument in command if argument.partition("=")[0] not in overridden]
+    return [*kept, *images, *SHRUNK]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("command", STARTED)
-def test_a_documented_command_works_as_written(command, folder, tmp_path):
-    assert call(shrunk(command, folder, tmp_path / "run")) or "eval" in command
+@pytest.mark.parametrize("command", PRETRAIN)
+def test_a_documented_pretraining_leaves_a_run_with_a_checkpoint(command, folder, tmp_path):
+    call([*shrunk(placed(command, folder), folder), f"out={tmp_path / 'run'}"])
+    newest = checkpoints.newest(tmp_path / "run")
+    assert newest is not None
+    checkpoint = checkpoints.load(newest)
+    last = json.loads((tmp_path / "run" / "log.jsonl").read_text().splitlines()[-1])
+    assert checkpoint.trainer["step"] == last["step"] > 0
+    assert last["epoch"] == 1
+    two = re.search(r"(--processes|--nproc_per_node) 2", command)
+    assert checkpoint.trainer["num_processes"] == (2 if two else 1)
 
 
-def test_commands_were_found_on_every_page_that_shows_some():
-    assert len(STARTED) >= 10
-    assert {"make demo", "make test"} <= set(SHOWN)
+@pytest.mark.slow
+@pytest.mark.parametrize("command", EVAL)
+def test_a_documented_evaluation_prints_its_table_and_writes_its_numbers(command, folder):
+    for file in folder.glob("run/checkpoints/*/knn.json"):
+        file.unlink()
+    printed = call(placed(command, folder))
+    (file,) = folder.glob("run/checkpoints/*/knn.json")
+    found = json.loads(file.read_text())
+    assert found["network"] == ("student" if "network=student" in command else "teacher")
+    assert found["data"]["val"] == str(folder / ("others" if "data.val=" in command else "images"))
+    accuracy = found["results"]["knn/cls/top1_k3"]
+    assert 0 <= accuracy <= 1
+    assert re.search(rf"cls\W+3\W+{100 * accuracy:.1f}\b", printed), printed
+    assert f"written to {file}" in printed.replace("\n", "")
 
 
-def test_what_is_not_started_here_is_run_by_ci():
-    ci = (ROOT / ".ci" / "run").read_text() + (ROOT / ".ci" / "smoke").read_text()
-    install = (ROOT / "Makefile").read_text()
-    for command in BY_CI:
-        if command.startswith("make"):
-            assert command in ci, command
-        elif command.startswith("pip"):
-            assert "pip install" in install, command
-        else:
-            assert (ROOT / "tests" / "launch" / "test_slurm.py").exists(), command
+@pytest.mark.slow
+@pytest.mark.parametrize("command", HELP)
+def test_a_documented_help_explains_the_keys(command, folder):
+    printed = call(placed(command, folder))
+    for key in ("data.train", "views.global_size", "teacher.momentum", "optim.lr", "knn.k"):
+        assert re.search(rf"^\s*{re.escape(key)}\b", printed, re.MULTILINE), key
+
+
+@pytest.mark.slow
+def test_the_console_script_alone_lists_the_recipes():
+    printed = call([str(BIN / "nestling")])
+    for name, path in catalog.recipe_paths().items():
+        assert re.search(rf"^\s*{name}\s+{re.escape(catalog.summary(path))}$", printed, re.MULTILINE), name
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory) -> Path:
+    """What pip builds from, away from the checkout, so that no litter is left in it."""
+    copy = tmp_path_factory.mktemp("copy")
+    for part in ("nestling", "ssl", "backbones", "recipes", "launch"):
+        shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in ("setup.cfg", "pyproject.toml", "LICENSE", "README.md"):
+        shutil.copy(ROOT / file, copy)
+    return copy
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", PIP)
+def test_a_documented_installation_installs(command, copy, tmp_path):
+    """As written, but without dependencies and with the setuptools that is here: those need the network."""
+    program, verb, *what = shlex.split(command)
+    assert (program, verb) == ("pip", "install")
+    offline = ["--no-deps", "--no-index", "--no-build-isolation", "--disable-pip-version-check"]
+    said = call(
+        [sys.executable, "-m", "pip", verb, *offline, "--target", str(tmp_path / "site"), *what], copy
+    )
+    assert "does not provide the extra" not in said
+    assert "Successfully installed nestling" in said
+    here = [sys.executable, "-c", "import nestling.ssl.config as found; print(found.__file__)"]
+    assert Path(call(here, tmp_path / "site").strip()) == tmp_path / "site" / "nestling" / "ssl" / "config.py"
+
+
+@pytest.mark.parametrize("command", SLURM)
+def test_the_launcher_for_slurm_and_its_recipe_take_what_is_documented(command):
+    program, *arguments = shlex.split(command)
+    assert [program, *arguments[:2]] == ["python", "-m", "nestling.launch.slurm"]
+    options = slurm.parser().parse_args(arguments[2:])
+    assert catalog.find(options.recipe) == ROOT / "recipes" / "dino_xcit.py"
+    config = read(Config, options.arguments, program="recipe", configs=CONFIGS, default=default_config)
+    for argument in options.arguments:
+        name, _, value = argument.partition("=")
+        assert str(getattr(config, name)) == value
+
+
+@pytest.mark.parametrize("command", MAKE)
+def test_a_documented_target_of_make_is_run_by_ci(command):
+    assert re.search(
+        rf"^{command}\b", (ROOT / ".ci" / "run").read_text() + (ROOT / ".ci" / "smoke").read_text(), re.M
+    )
+
+
+def test_commands_of_every_kind_were_found():
+    assert {"make demo", "make test"} <= set(MAKE)
+    assert {"pip install .", "pip install '.[demo]'"} <= set(PIP)
+    assert set(OTHER) <= set(SHOWN)
+    assert min(map(len, (SLURM, HELP, EVAL))) >= 1
+    assert len(PRETRAIN) >= 7

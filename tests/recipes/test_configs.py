@@ -4,6 +4,7 @@ import pytest
 
 from nestling.ssl.command_line import read
 from nestling.ssl.config import Config
+from nestling.ssl.data.photo_tiles import TILE
 from nestling.ssl.errors import UserError
 from nestling.ssl.validation import validate
 
@@ -76,7 +77,9 @@ def test_the_deep_variants_start_with_a_small_layer_scale(name):
     assert all((scale == 1e-5).all() for scale in scales)
 
 
-def test_the_demo_uses_the_embedded_images_and_small_crops():
+def test_the_demo_learns_from_crops_no_larger_than_the_embedded_tiles_and_judges_whole_tiles():
     config = config_of("photo_tiles")
     assert config.data.train == "photo-tiles"
-    assert max(config.views.global_size + config.views.local_size) == 32
+    assert max(config.views.global_size + config.views.local_size) <= TILE
+    assert config.knn.size == TILE == 32
+    assert config.knn.crop_ratio == 1.0

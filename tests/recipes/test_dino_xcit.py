@@ -2,12 +2,15 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
+from image_folder import write_image_folder
 from safetensors.torch import load_file
 
 BIN = Path(sys.executable).parent
@@ -21,6 +24,9 @@ TINY = [
     *("knn.k=5", "knn.size=16", "knn.crop_ratio=1.0", "log.progress=plain"),
 ]
 SHORT = ["train.epochs=2", "optim.warmup_epochs=1", "teacher.temperature_warmup_epochs=1"]
+LONGER = ["train.epochs=3", *SHORT[1:]]
+SCHEDULES = ("step", "epoch", "lr", "weight_decay", "momentum", "temperature", "last_layer_frozen")
+TIMES = ("images_per_second", "data_wait")
 
 # The recipe, then what each of its processes ended with, written by each.
 KEEP_BOTH = """
@@ -30,19 +36,21 @@ from safetensors.torch import save_file
 from nestling.recipes.dino_xcit import main
 from nestling.ssl import distillation
 
-made = []
+made, places = [], []
 build = distillation.SelfDistillation.__init__
 
 def remember(self, config):
     build(self, config)
     made.append(self)
+    places.append((dist.get_rank(), dist.get_world_size()))  # at the end they have parted
 
 distillation.SelfDistillation.__init__ = remember
 out, *arguments = sys.argv[1:]
 main(arguments)
-assert dist.get_world_size() == 2, dist.get_world_size()
+(method,), ((rank, world),) = made, places
+assert world == 2, world
 for name in ("student", "teacher", "terms"):
-    save_file(getattr(made[0], name).state_dict(), f"{out}/{name}_{dist.get_rank()}.safetensors")
+    save_file(getattr(method, name).state_dict(), f"{out}/{name}_{rank}.safetensors")
 """
 
 pytestmark = pytest.mark.slow
@@ -61,14 +69,46 @@ def records(run: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
 
 
-def newest(run: Path) -> Path:
-    return run / (run / "last").read_text().strip()
+def killed_at(line: str, command: list[str], repository: Path) -> str:
+    """Run until a line begins so, then kill the launcher and all its processes at once; what was printed.
+
+    torchrun gives each of its processes a group of its own, so the launcher's alone would not do.
+    """
+    said = ""
+    with subprocess.Popen(
+        command,
+        cwd=repository,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        for printed in process.stdout:
+            said += printed
+            if printed.startswith(line):
+                break
+        else:
+            raise AssertionError(f"it ended before it printed {line!r}:\n{said}")
+        below = psutil.Process(process.pid).children(recursive=True)
+        for group in {process.pid, *(os.getpgid(child.pid) for child in below)}:
+            os.killpg(group, signal.SIGKILL)
+    return said
+
+
+def pointed(run: Path, name: str) -> Path:
+    """The checkpoint that a pointer of the run names."""
+    return run / (run / name).read_text().strip()
 
 
 def test_accelerate_launch_trains_on_a_folder_and_leaves_a_whole_run(image_folder, tmp_path, repository):
     data, run = image_folder(classes=4, per_class=16), tmp_path / "run"
     said = started(
-        [*LAUNCH, RECIPE, f"data.train={data}", f"out={run}", "train.batch_size=8", *TINY, *SHORT], repository
+        [
+            *(*LAUNCH, RECIPE, f"data.train={data}", f"out={run}", "train.batch_size=8"),
+            *("train.precision=fp32", *TINY, *SHORT),
+        ],
+        repository,
     )
     first = said[: said.index("step 1/")]
     for fact in (
@@ -94,44 +134,74 @@ def test_accelerate_launch_trains_on_a_folder_and_leaves_a_whole_run(image_folde
         "picture.png",
     }
     assert records(run)[-1]["step"] == 14
-    judged = started([str(BIN / "python"), "recipes/eval_knn.py", str(run), "knn.k=5"], repository)
-    assert "class" in judged or "cls" in judged
+    printed = started([str(BIN / "python"), "recipes/eval_knn.py", str(run), "knn.k=5"], repository)
+    judged = json.loads((pointed(run, "best") / "knn.json").read_text())
+    online = next(record for record in records(run) if record["step"] == judged["step"])
+    accuracy = judged["results"]["knn/cls/top1_k5"]
+    assert accuracy == online["knn/cls/top1_k5"], "judged afterwards as while it trained"
+    assert (judged["num_train"], judged["num_val"], judged["num_classes"]) == (58, 6, 4)
+    assert f"{100 * accuracy:.1f}" in printed
 
 
-def test_two_processes_train_identical_teachers_on_the_schedules_of_one(image_folder, tmp_path, repository):
-    data = image_folder(classes=4, per_class=16)
-    script = tmp_path / "two.py"
-    script.write_text(KEEP_BOTH)
-    common = [f"data.train={data}", *TINY, *SHORT]
-    said = started(
-        [*TORCHRUN, str(script), str(tmp_path), f"out={tmp_path / 'two'}", "train.batch_size=4", *common],
-        repository,
-    )
+@pytest.fixture(scope="module")
+def together(tmp_path_factory, repository) -> Path:
+    """A folder of images, and a run of two processes that learned from them, each beside what it ended with.
+
+    It is 2 processes x 2 micro-batches x 2 images for 3 epochs of 7 steps.
+    """
+    folder = tmp_path_factory.mktemp("together")
+    write_image_folder(folder / "images", classes=4, per_class=16)
+    (folder / "two.py").write_text(KEEP_BOTH)
+    command = [*TORCHRUN, str(folder / "two.py"), str(folder), f"out={folder / 'run'}"]
+    said = started([*command, *of_two(folder)], repository)
     assert "2 processes on cpu" in said
     assert "Warning" not in said
-    started([*LAUNCH, RECIPE, f"out={tmp_path / 'one'}", "train.batch_size=8", *common], repository)
+    return folder
+
+
+def of_two(folder: Path) -> list[str]:
+    """The settings of `together`."""
+    return [f"data.train={folder / 'images'}", "train.batch_size=2", "train.accumulation=2", *TINY, *LONGER]
+
+
+def test_two_processes_train_identical_teachers_on_the_schedules_of_one(together, tmp_path, repository):
+    images = f"data.train={together / 'images'}"
+    single = [*LAUNCH, RECIPE, images, f"out={tmp_path / 'one'}", "train.batch_size=8", *TINY, *LONGER]
+    started(single, repository)
 
     for name in ("student", "teacher", "terms"):
-        zero, one = (load_file(tmp_path / f"{name}_{rank}.safetensors") for rank in (0, 1))
-        saved = load_file(newest(tmp_path / "two") / f"{name}.safetensors")
+        zero, one = (load_file(together / f"{name}_{rank}.safetensors") for rank in (0, 1))
+        saved = load_file(pointed(together / "run", "last") / f"{name}.safetensors")
         assert zero.keys() == one.keys() == saved.keys()
         for key in zero:
             assert torch.equal(zero[key], one[key]), f"{name}: {key} differs between the processes"
             assert torch.equal(zero[key], saved[key]), f"{name}: {key} was saved otherwise"
 
-    two, single = records(tmp_path / "two")[1:], records(tmp_path / "one")[1:]
-    assert len(two) == len(single) == 14
-    for left, right in zip(two, single, strict=True):
-        for schedule in (
-            "step",
-            "epoch",
-            "lr",
-            "weight_decay",
-            "momentum",
-            "temperature",
-            "last_layer_frozen",
-        ):
+    two, alone = records(together / "run")[1:], records(tmp_path / "one")[1:]
+    assert len(two) == len(alone) == 21
+    for left, right in zip(two, alone, strict=True):
+        for schedule in SCHEDULES:
             assert left[schedule] == right[schedule], schedule
+
+
+def test_two_processes_killed_and_resumed_equal_two_left_alone(together, tmp_path, repository):
+    run, whole = tmp_path / "run", together / "run"
+    command = [*TORCHRUN, RECIPE, f"out={run}", "resume=auto", *of_two(together)]
+    killed_at("step 8/", command, repository)
+    step = json.loads((pointed(run, "last") / "trainer.json").read_text())["step"]
+    assert 0 < step < 21, "killed between its first checkpoint and its last"
+    assert f"resuming from {pointed(run, 'last')} after step {step}" in started(command, repository)
+
+    for name in ("student", "teacher", "terms"):
+        resumed, alone = (load_file(pointed(out, "last") / f"{name}.safetensors") for out in (run, whole))
+        assert resumed.keys() == alone.keys()
+        for key in alone:
+            assert torch.equal(resumed[key], alone[key]), f"{name}: {key}"
+    resumed_log, alone_log = (
+        [{key: value for key, value in record.items() if key not in TIMES} for record in records(out)]
+        for out in (run, whole)
+    )
+    assert resumed_log == alone_log
 
 
 def test_knn_rises_while_a_tiny_xcit_trains_for_real(tmp_path, repository):
@@ -180,7 +250,7 @@ def test_a_published_recipe_runs_with_its_model_shrunk_by_overrides_alone(
         repository,
     )
     assert records(run)[-1]["step"] == 2
-    weights = load_file(newest(run) / "teacher.safetensors")
+    weights = load_file(pointed(run, "last") / "teacher.safetensors")
     assert all(value.isfinite().all() for value in weights.values() if value.is_floating_point())
 
 
@@ -196,22 +266,8 @@ def test_an_interrupted_run_goes_on_with_resume_auto(image_folder, tmp_path, rep
         *TINY,
     ]
     command += ["train.epochs=200", "optim.warmup_epochs=1", "teacher.temperature_warmup_epochs=1"]
-    with subprocess.Popen(command, cwd=repository, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("step 20/"):
-                process.kill()
-                break
-    subprocess.run(["pkill", "-9", "-f", f"out={run}"], check=False)
-    with subprocess.Popen(command, cwd=repository, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        said = ""
-        for line in process.stdout:
-            said += line
-            if line.startswith("step 30/"):
-                process.kill()
-                break
-    subprocess.run(["pkill", "-9", "-f", f"out={run}"], check=False)
+    killed_at("step 20/", command, repository)
+    said = killed_at("step 30/", command, repository)
     assert "resuming from" in said
     steps = [record["step"] for record in records(run)]
     assert steps == sorted(set(steps)), "every step is logged once"

@@ -159,6 +159,7 @@ EFFECTS = [
     Effect("knn.crop_ratio", "0.5", judged_images),
     Effect("knn.batch_size", "4", judged_images),
     Effect("knn.max_train", "8", judged_images),
+    Effect("knn.max_val", "2", judged_images),
     Effect("knn.backend", "torch", operations),
     Effect("log.every", "2", logged),
     Effect("log.progress", "plain", console),

@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Iterator
+from math import isfinite
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -43,11 +45,25 @@ class TwoLayers(Backbone):
         return self.forward(images).patches.mean(dim=-1)[:, None].unflatten(-1, self.forward(images).grid)
 
 
+class Witness(TwoLayers):
+    """The same, which remembers the shapes of all images that its student was shown."""
+
+    shown: ClassVar[list[tuple[int, ...]]] = []
+
+    def forward(self, images: Tensor, mask: Tensor | None = None) -> Features:
+        if self.training:  # the teacher and what is judged evaluate
+            self.shown.append(tuple(images.shape))
+        return super().forward(images, mask)
+
+
 @pytest.fixture(autouse=True)
-def own_backbone_and_fresh_accelerate() -> Iterator[None]:
+def own_backbones_and_fresh_accelerate() -> Iterator[None]:
     register({"two_layers": {}})(TwoLayers)
+    register({"witness": {}})(Witness)
+    Witness.shown.clear()
     yield
     _REGISTRY.pop("two_layers")
+    _REGISTRY.pop("witness")
     for state in (AcceleratorState, PartialState, GradientState):
         state._reset_state() if state is not AcceleratorState else state._reset_state(True)
 
@@ -179,11 +195,24 @@ def test_every_monitor_is_logged_as_strict_json(image_folder, tmp_path):
     assert judged == [0, 1, 2, 3]
 
 
-def test_lists_of_sizes_train_and_all_sizes_are_used(image_folder, tmp_path):
-    settings = config(image_folder(per_class=12, size=20), tmp_path / "run", name="xcit_nano_12_p4")
+def test_a_student_sees_every_size_of_a_list_and_one_size_at_a_time(image_folder, tmp_path):
+    settings = config(image_folder(per_class=12, size=20), tmp_path / "run", name="witness", epochs=8)
     settings.views.global_size, settings.views.local_size = [12, 16, 20], [8, 12]
     _, records = trained(settings)
-    assert all(record["loss"] > 0 for record in records[1:])
+    steps = len(records) - 1
+    large, small = Witness.shown[::2], Witness.shown[1::2]
+    assert len(large) == len(small) == steps
+    assert set(large) == {(2 * 8, 3, side, side) for side in (12, 16, 20)}
+    assert set(small) == {(2 * 8, 3, side, side) for side in (8, 12)}
+    assert len(set(zip(large, small, strict=True))) > 3, "both are drawn on their own"
+
+
+def test_lists_of_sizes_train_an_xcit(image_folder, tmp_path):
+    settings = config(image_folder(per_class=12, size=20), tmp_path / "run", name="xcit_nano_12_p4")
+    settings.views.global_size, settings.views.local_size = [12, 16, 20], [8, 12]
+    checkpoint, records = trained(settings)
+    assert all(isfinite(record["loss"]) for record in records[1:])
+    assert all(value.isfinite().all() for value in checkpoint.student.values())
 
 
 def test_a_run_without_labels_trains_without_knn(tmp_path, image_folder):

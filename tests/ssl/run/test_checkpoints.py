@@ -72,3 +72,21 @@ def test_an_incomplete_checkpoint_is_named_with_what_is_missing(tmp_path):
     (path / "optimizer.pt").unlink()
     with pytest.raises(UserError, match=r"step_00000001.*optimizer\.pt"):
         checkpoints.load(path)
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path):
+    path = checkpoints.save(checkpoint(1), tmp_path, keep_last=1, is_best=False)
+    for name in ("student.safetensors", "optimizer.pt", "trainer.json"):
+        whole = (path / name).read_bytes()
+        (path / name).write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(UserError, match=r"step_00000001 is damaged"):
+            checkpoints.load(path)
+        (path / name).write_bytes(whole)
+
+
+def test_folders_of_ones_own_beside_the_checkpoints_are_left_alone(tmp_path):
+    checkpoints.save(checkpoint(1), tmp_path, keep_last=1, is_best=False)
+    (tmp_path / "checkpoints" / "step_00000001_backup").mkdir()
+    checkpoints.save(checkpoint(2), tmp_path, keep_last=1, is_best=False)
+    assert steps(tmp_path) == [2]
+    assert (tmp_path / "checkpoints" / "step_00000001_backup").is_dir()

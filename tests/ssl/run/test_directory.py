@@ -9,6 +9,12 @@ def config(out, **settings) -> Config:
     return Config(out=str(out), **settings)
 
 
+def write_run(folder) -> None:
+    (folder / "checkpoints" / "step_00000001").mkdir(parents=True)
+    (folder / "config.yaml").write_text("seed: 0\n")
+    directory.write_json(folder / "environment.json", directory.environment())
+
+
 def test_a_new_or_empty_folder_is_claimed(tmp_path):
     assert directory.claim(config(tmp_path / "new" / "run")) is None
     assert directory.claim(config(tmp_path / "new" / "run")) is None
@@ -16,23 +22,31 @@ def test_a_new_or_empty_folder_is_claimed(tmp_path):
 
 
 def test_a_run_is_not_overwritten_unasked(tmp_path):
-    (tmp_path / "config.yaml").write_text("seed: 0\n")
+    write_run(tmp_path)
     with pytest.raises(UserError, match=r"resume=auto.*overwrite=true"):
         directory.claim(config(tmp_path))
     assert (tmp_path / "config.yaml").exists()
 
 
-def test_overwrite_deletes_a_run_and_nothing_else(tmp_path):
-    run, other = tmp_path / "run", tmp_path / "photos"
-    for folder in (run, other):
-        folder.mkdir()
-        (folder / "a.png").write_bytes(b"x")
-    (run / "config.yaml").write_text("seed: 0\n")
-    directory.claim(config(run, overwrite=True))
-    assert list(run.iterdir()) == []
+def test_overwrite_deletes_what_a_run_writes_and_nothing_else(tmp_path):
+    write_run(tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    directory.claim(config(tmp_path, overwrite=True))
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("settings", [{}, {"overwrite": True}, {"resume": "auto"}])
+def test_a_folder_with_a_config_of_another_program_is_no_run(tmp_path, settings):
+    (tmp_path / "config.yaml").write_text("theirs: true\n")
     with pytest.raises(UserError, match="no run of nestling"):
-        directory.claim(config(other, overwrite=True))
-    assert (other / "a.png").exists()
+        directory.claim(config(tmp_path, **settings))
+    assert (tmp_path / "config.yaml").read_text() == "theirs: true\n"
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"out=.*file/run can't be used: Not a directory"):
+        directory.claim(config(tmp_path / "file" / "run"))
 
 
 def test_a_file_in_place_of_the_folder_is_refused(tmp_path):

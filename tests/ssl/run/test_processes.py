@@ -40,3 +40,27 @@ def test_processes_that_did_not_join_are_said(monkeypatch):
         processes.join()
     AcceleratorState._reset_state(True)
     PartialState._reset_state()
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [
+        (["tensorbord"], "unknown tracker tensorbord; there are .*tensorboard"),
+        (["comet_ml"], "not installed"),
+    ],
+)
+def test_a_tracker_that_would_log_nowhere_is_refused(names, sentence):
+    with pytest.raises(UserError, match=sentence):
+        processes.check_trackers(names)
+
+
+def test_the_launchers_choice_of_the_cpu_holds_for_precision_and_loaders(monkeypatch):
+    from nestling.ssl.data.loader import default_workers
+
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    assert not processes.computes_on_cpu()
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    assert processes.computes_on_cpu()
+    assert default_workers() == 0
+    with pytest.raises(UserError, match="fp16"):
+        processes.resolved_precision("fp16")
