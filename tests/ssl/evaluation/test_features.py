@@ -8,6 +8,7 @@ import textwrap
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from nestling import backbones
 from nestling.ssl.errors import UserError
@@ -132,6 +133,16 @@ def test_raw_pixels_are_the_pixels():
     images = pictures(5)
     found = raw_pixels(batches(images, [3, 1, 0, 4, 2], 2), 5, 16)
     torch.testing.assert_close(found, images.flatten(1).float() / 255)
+
+
+def test_raw_pixels_of_large_images_are_shrunk_to_32():
+    images = pictures(2, 96)
+    found = raw_pixels(batches(images, [1, 0], 1), 2, 96)
+    assert found.shape == (2, 3 * 32 * 32)
+    for image, row in zip(images, found, strict=True):
+        pillow = Image.fromarray(image.permute(1, 2, 0).numpy()).resize((32, 32), Image.Resampling.BILINEAR)
+        expected = torch.from_numpy(np.array(pillow)).permute(2, 0, 1).flatten()
+        torch.testing.assert_close(row * 255, expected.float(), rtol=0, atol=1.01)
 
 
 TWO_PROCESSES = """
