@@ -133,7 +133,8 @@ def test_a_run_resumed_at_any_epoch_equals_the_run_left_alone(image_folder, tmp_
         broken = tmp_path / f"broken_after_{stopped.name}"
         (broken / "checkpoints").mkdir(parents=True)
         stopped.rename(broken / "checkpoints" / stopped.name)
-        (broken / "config.yaml").write_text((tmp_path / "alone" / "config.yaml").read_text())
+        for name_of_file in ("config.yaml", "environment.json"):
+            (broken / name_of_file).write_text((tmp_path / "alone" / name_of_file).read_text())
         lines = (tmp_path / "alone" / "log.jsonl").read_text().splitlines(keepends=True)
         (broken / "log.jsonl").write_text("".join(lines[: len(lines) - 1]))  # one step beyond is lost
         settings = config(data, broken, name=name, keep_last=9)
