@@ -1,7 +1,9 @@
 """DINO on XCiT: pretrain on a folder of images, no labels needed.
 
-accelerate launch recipes/dino_xcit.py                         # embedded photo tiles, minutes on a CPU
-accelerate launch recipes/dino_xcit.py data.train=/my/images   # XCiT-S12/16 as published
+    accelerate launch recipes/dino_xcit.py                         # embedded photo tiles, minutes on a CPU
+    accelerate launch recipes/dino_xcit.py data.train=/my/images   # XCiT-S12/16 as published
+
+The folder may be flat or nested; where its first-level folders are classes, k-NN judges by them.
 """
 
 from collections.abc import Mapping

@@ -66,6 +66,7 @@ def main(argv: list[str]) -> None:
     from nestling.ssl.run.loading import check_size, find_checkpoint, load_backbone
 
     checkpoint = find_checkpoint(settings.checkpoint)
+    out = writable(Path(settings.out) if settings.out else checkpoint / "knn.json")
     backbone, config = load_backbone(checkpoint, settings.network)
     override(config, settings)
     accelerator = processes.join()
@@ -81,7 +82,7 @@ def main(argv: list[str]) -> None:
     check_size(backbone, judge.size, "knn.size")
     results = judge.judge(backbone.to(accelerator.device), accelerator.device)
     if accelerator.is_main_process:
-        report(settings, checkpoint, config, judge, results)
+        report(settings, checkpoint, out, config, judge, results)
     accelerator.end_training()
 
 
@@ -95,16 +96,29 @@ def override(config: Config, settings: EvalKnn) -> None:
                 setattr(getattr(config, section), item.name, value)
 
 
+def writable(out: Path) -> Path:
+    """The file of the results, refused before the work where it can't be written."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with out.open("a"):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"out={out} can't be written: {error.strerror}; name a file, as in out=knn.json"
+        ) from error
+    if not out.stat().st_size:
+        out.unlink()
+    return out
+
+
 def report(
-    settings: EvalKnn, checkpoint: Path, config: Config, judge: Any, results: dict[str, float]
+    settings: EvalKnn, checkpoint: Path, out: Path, config: Config, judge: Any, results: dict[str, float]
 ) -> None:
     """Print the table and write the results with all that they depend on."""
     from nestling.ssl.run.directory import write_json
     from nestling.ssl.run.loading import saved_step
 
     show(f"{settings.network} of {checkpoint}, {len(judge.train)} + {len(judge.val)} images", results)
-    out = Path(settings.out) if settings.out else checkpoint / "knn.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
     write_json(
         out,
         {

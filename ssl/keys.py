@@ -156,7 +156,7 @@ def _scalar_fault(key: Key, value: Any) -> str | None:
             return "it must not be empty"
         if not key.choices or value in key.choices or "${" in value:
             return None
-        return f"did you mean {nearest(value, key.choices)[0]}?"
+        return f"did you mean {nearest(value, key.choices)[0]}?" if value.lower() not in BOOLEANS else ""
     if isinstance(value, bool) or key.kind is bool:
         return None if isinstance(value, bool) and key.kind is bool else ""
     if key.kind is int and isinstance(value, str) and FLOAT.fullmatch(value):

@@ -1,6 +1,8 @@
 """One pretraining run from its config: the parts of a recipe put together."""
 
 import logging
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -9,6 +11,7 @@ from accelerate import Accelerator
 from nestling.backbones import Backbone
 from nestling.ssl.config import Config
 from nestling.ssl.data.loader import TrainLoader, steps_per_epoch
+from nestling.ssl.data.photo_tiles import PhotoTiles
 from nestling.ssl.data.sources import ImageSource, open_pair
 from nestling.ssl.distillation import SelfDistillation
 from nestling.ssl.evaluation.online import OnlineKnn
@@ -32,6 +35,7 @@ def pretrain(config: Config) -> Path:
     Raises:
         UserError: a setting, the images or the run directory can't be used.
     """
+    config = with_absolute_paths(config)
     validate(config)
     accelerator = processes.start(config)
     say_only_here(accelerator.is_main_process)
@@ -60,6 +64,18 @@ def pretrain(config: Config) -> Path:
     show(run.path, method.teacher.backbone, knn, queries or images, config, accelerator)
     accelerator.end_training()
     return run.path
+
+
+def with_absolute_paths(config: Config) -> Config:
+    """The same with folders of images that can be found from anywhere, as a checkpoint records them."""
+    data = config.data
+    val = None if data.val is None else absolute(data.val)
+    return replace(config, data=replace(data, train=absolute(data.train), val=val))
+
+
+def absolute(spec: str) -> str:
+    """The absolute path of a folder of images; the name of the embedded set stays."""
+    return spec if spec == PhotoTiles.name else os.path.abspath(os.path.expanduser(spec))
 
 
 def announce(
@@ -98,3 +114,8 @@ def announce(
         f"learning rate: base {optim.lr:.3e}, peak {schedules.peak_lr:.3e} (scaling {optim.lr_scaling}: "
         f"{rule[optim.lr_scaling]}), end {optim.lr_end:.3e}; run directory {config.out}"
     )
+    if schedules.peak_lr < optim.lr_end:
+        logger.warning(
+            f"the learning rate ends above its peak {schedules.peak_lr:.3e}: lower "
+            f"optim.lr_end={optim.lr_end}, raise optim.lr, or set optim.lr_scaling=none"
+        )

@@ -26,7 +26,10 @@ def decode(path: str) -> np.ndarray:
         with Image.open(path) as image:
             return to_rgb(image)
     except Exception as problem:  # decoders raise anything from OSError to struct.error
-        raise UserError(f"{path} can't be read as an image: {_in_one_line(problem)}") from problem
+        raise UserError(
+            f"{path} can't be read as an image ({_in_one_line(problem)}); repair or replace it, then go on "
+            "with resume=auto"
+        ) from problem
 
 
 def to_rgb(image: Image.Image) -> np.ndarray:

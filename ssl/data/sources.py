@@ -56,7 +56,10 @@ class Folder(ImageSource):
             raise UserError(f"{key}={root} is not a folder: found {found} there; name a folder of images")
         self.name = str(root)
         self._root = os.path.abspath(root)
-        images, others = _scan(self._root)
+        try:
+            images, others = _scan(self._root)
+        except OSError as error:
+            raise UserError(f"{key}={root} can't be read: {error.strerror} ({error.filename})") from error
         if not images:
             raise UserError(f"{key}={root}: no images; {_what_was_seen(others)}")
         images.sort(key=_by_parts)

@@ -38,7 +38,7 @@ def show(
     labels there is nothing to print.
     """
     if knn is None:
-        logger.info(f"done: checkpoints in {run}")
+        logger.info(f"done: checkpoints and log in {run}; without k-NN there is no table and no picture")
         return
     pixels = knn.judge_pixels(accelerator.device)
     queries = knn.examples(backbone, accelerator.device)
@@ -109,5 +109,5 @@ def draw(
         for pooling, name in names.items()
     }
     bars = {PIXELS: pixels, UNTRAINED: records[0][names[config.knn.pooling[0]]]}
-    title = f"{config.backbone.name}: {config.train.epochs} epochs of self-distillation, no labels"
+    title = f"{config.backbone.name} after self-distillation, no labels, epochs: {config.train.epochs}"
     pictures.summary(title, queries, photo, maps, series, bars).save(run / "picture.png")

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from nestling import backbones
-from nestling.recipes.eval_knn import main
+from nestling.recipes.eval_knn import main, writable
 from nestling.ssl.command_line import write
 from nestling.ssl.config import Backbone, Config, Data, Knn, Views
 from nestling.ssl.data.sources import open_source
@@ -115,3 +115,18 @@ def test_two_processes_write_what_one_writes(run, repository):
         subprocess.run([*launcher, script, str(run)], check=True, timeout=300)
         results.append(json.loads((run / "checkpoints/step_00000007/knn.json").read_text())["results"])
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("place", ["", "file/knn.json"])
+def test_results_that_cannot_be_written_are_refused_before_the_work(tmp_path, place):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UserError, match=r"out=.* can't be written: .*; name a file"):
+        writable(tmp_path / place)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_earlier_results_stay_until_new_ones_are_written(tmp_path):
+    (tmp_path / "knn.json").write_text("{}")
+    assert writable(tmp_path / "knn.json").read_text() == "{}"
+    writable(tmp_path / "new" / "knn.json")
+    assert not (tmp_path / "new" / "knn.json").exists()

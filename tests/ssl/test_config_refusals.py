@@ -23,6 +23,7 @@ def refusal(*arguments, configs=None):
 
 
 REFUSED = {
+    "resume=yes": ["resume=yes is not one of never, auto"],
     "optim.lrr=1": ["optim.lrr=1", "did you mean optim.lr?"],
     "lr=3": ["lr=3", "did you mean optim.lr?"],
     "optimizer.lr=3": ["optimizer.lr=3", "did you mean optim.lr?"],

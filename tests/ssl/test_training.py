@@ -278,3 +278,17 @@ def test_a_changed_setting_is_refused_on_resume(image_folder, tmp_path):
     settings.resume, settings.teacher.momentum = "auto", 0.5
     with pytest.raises(UserError, match=r"teacher\.momentum=0\.9, now it is 0\.5"):
         pretrain(settings)
+
+
+def test_a_run_remembers_where_its_images_lie(image_folder, tmp_path, monkeypatch):
+    image_folder(name="mine", per_class=12, size=20)
+    monkeypatch.chdir(tmp_path)
+    run = pretrain(config(Path("mine"), tmp_path / "run", epochs=3))
+    assert f"train: {tmp_path / 'mine'}" in (run / "config.yaml").read_text()
+
+
+def test_a_rate_that_would_end_above_its_peak_is_said(image_folder, tmp_path, capsys):
+    settings = config(image_folder(per_class=12, size=20), tmp_path / "run")
+    settings.optim.lr, settings.optim.lr_end = 1e-6, 1e-5
+    pretrain(settings)
+    assert "ends above its peak 1.000e-06: lower optim.lr_end=1e-05" in capsys.readouterr().out

@@ -105,7 +105,7 @@ def test_floats_are_scaled_from_the_unit_interval_or_from_their_own_range(saved)
 def test_what_is_no_image_is_refused_by_its_path(tmp_path, content):
     path = tmp_path / "broken.png"
     path.write_bytes(content)
-    with pytest.raises(UserError, match=r"broken\.png can't be read as an image: \S"):
+    with pytest.raises(UserError, match=r"broken\.png can't be read as an image \(\S"):
         decode(str(path))
 
 
