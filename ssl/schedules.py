@@ -77,6 +77,7 @@ class Schedules:
         return round(epochs * self.steps_per_epoch)
 
     def at(self, step: int) -> StepValues:
+        """The values of a step, counted from 0; past the end, the last ones."""
         optim, teacher = self.config.optim, self.config.teacher
         total = self.num_steps
         temperature_warmup = self.steps_in(teacher.temperature_warmup_epochs)

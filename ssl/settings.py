@@ -36,6 +36,7 @@ def read_value(text: str, key: Key, name: str) -> yaml.Node | None:
 
 
 def read_yaml(path: Path, keys: Mapping[str, Key]) -> list[Setting]:
+    """The settings of a YAML file, in its order; refuses what is not a YAML of known keys, with the line."""
     try:
         source = path.read_text(encoding="utf-8")
         root = yaml.compose(source, Loader=yaml.SafeLoader)
