@@ -78,7 +78,7 @@ def config(data: Path, out: Path, *, name: str = "two_layers", **train: object) 
         head=schema.Head(num_prototypes=24, hidden_dim=16, bottleneck_dim=8, freeze_epochs=1),
         teacher=schema.Teacher(temperature=0.07, temperature_warmup_epochs=2, momentum=0.9),
         optim=schema.Optim(lr=1e-2, lr_scaling="none", warmup_epochs=1),
-        train=schema.Train(**{"epochs": 3, "batch_size": 8, **train}),
+        train=schema.Train(**{"epochs": 3, "batch_size": 8, "precision": "fp32", **train}),
         knn=schema.Knn(k=[3], size=16, crop_ratio=1.0),
         log=schema.Log(every=1, progress="none"),
     )
@@ -104,6 +104,16 @@ def test_the_same_config_gives_the_same_run_to_the_bit(image_folder, tmp_path):
     second, second_log = trained(config(data, tmp_path / "b", name="xcit_nano_12_p4"))
     assert_same(first.teacher, second.teacher)
     assert first_log == second_log
+
+
+def test_a_short_run_gives_the_numbers_it_always_gave(image_folder, tmp_path):
+    """The golden run: a refactor must not move it; a change of the algorithm records it anew, and says why."""
+    data = image_folder(per_class=12, size=20)
+    _, log = trained(config(data, tmp_path / "run", name="xcit_nano_12_p4"))
+    losses = [0.55234, 1.26724, 0.02902, 0.02122, 0.03481, 0.09197, 0.24255, 0.40039, 0.63218]
+    centers = [0.0, 0.17773, 0.26286, 0.41161, 0.55721, 0.68866, 0.80686, 0.9134, 1.00961]
+    assert [record["loss"] for record in log[1:]] == pytest.approx(losses, abs=1e-3)
+    assert [record["dino/center_norm"] for record in log[1:]] == pytest.approx(centers, abs=1e-3)
 
 
 def test_accumulating_equals_one_large_batch(image_folder, tmp_path):
