@@ -107,7 +107,7 @@ def test_the_same_config_gives_the_same_run_to_the_bit(image_folder, tmp_path):
 
 
 def test_a_short_run_gives_the_numbers_it_always_gave(image_folder, tmp_path):
-    """The golden run: a refactor must not move it; a change of the algorithm records it anew, and says why."""
+    """The golden run: a refactor must not move it; a change of the algorithm records it anew."""
     data = image_folder(per_class=12, size=20)
     _, log = trained(config(data, tmp_path / "run", name="xcit_nano_12_p4"))
     losses = [0.55234, 1.26724, 0.02902, 0.02122, 0.03481, 0.09197, 0.24255, 0.40039, 0.63218]
