@@ -55,6 +55,7 @@ class DinoTerm(Term):
     def forward(
         self, student: Outputs, teacher: Outputs, teacher_temperature: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of a micro-batch, whose teacher logits are gathered for the center."""
         with torch.autocast(student.logits[0].device.type, enabled=False):
             logits = teacher.logits[0].to(torch.promote_types(teacher.logits[0].dtype, torch.float32))
             targets = ((logits - self.center.center) / teacher_temperature).softmax(dim=-1)
