@@ -11,6 +11,7 @@ import pytest
 
 from nestling.launch import catalog, cli
 
+# One write a line: `print` may give a pipe its line and the line's end apart, and two processes share it.
 RECIPE = '''"""Says what it was given.
 
 More.
@@ -20,10 +21,11 @@ import os, signal, sys, time
 if __name__ == "__main__":
     if "wait" in sys.argv:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
-        print("ready", flush=True)
+        os.write(1, b"ready\\n")
         time.sleep(120)
     rank = os.environ.get("RANK", "-")
-    print(f"rank={rank} of {os.environ.get('WORLD_SIZE', '-')}", *sys.argv[1:], flush=True)
+    said = [f"rank={rank} of {os.environ.get('WORLD_SIZE', '-')}", *sys.argv[1:]]
+    os.write(1, (" ".join(said) + "\\n").encode())
     sys.exit(int(os.environ.get("CODE", "0")) if rank in "-1" else 0)
 '''
 
