@@ -4,9 +4,12 @@ Shapes used below: B images, C input channels, D features, N = h * w patches of 
 """
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
+
+from nestling.backbones.checkpointing import checkpointed
 
 
 class Features(NamedTuple):
@@ -27,13 +30,15 @@ class Backbone(nn.Module, ABC):
     """The contract of all families.
 
     `name` is the registered name, `embed_dim` the width D of what is returned, `stride` the pixels
-    per patch along a side, `min_size` the smallest height and width.
+    per patch along a side, `min_size` the smallest height and width. With `activation_checkpointing`
+    the activations inside a block are computed again in the backward pass instead of being kept.
     """
 
     name: str
     embed_dim: int
     stride: int
     min_size: int
+    activation_checkpointing: bool = False
 
     @abstractmethod
     def forward(self, images: Tensor, mask: Tensor | None = None) -> Features:
@@ -74,3 +79,27 @@ class Backbone(nn.Module, ABC):
     def no_weight_decay(self) -> set[str]:
         """Names of parameters to spare besides those with at most one dimension (biases, norms)."""
         return set()
+
+    def run(self, block: nn.Module, *inputs: Any) -> Any:
+        """One block of the network, checkpointed where asked for."""
+        if self.activation_checkpointing and torch.is_grad_enabled():
+            return checkpointed(block, *inputs)
+        return block(*inputs)
+
+
+def apply_mask(
+    tokens: Tensor, mask: Tensor, grid: tuple[int, int], mask_token: Tensor | None, name: str
+) -> Tensor:
+    """Masked patches become the mask token.
+
+    Raises ValueError where the network has none, or for a mask of another type or shape.
+
+    Shape:
+        tokens: (B, N, D), mask: (B, h, w), bool, mask_token: (1, 1, D) -> (B, N, D)
+    """
+    if mask_token is None:
+        raise ValueError(f"{name} was built without a mask token; build it with mask_token=True")
+    if mask.shape != (len(tokens), *grid) or mask.dtype != torch.bool:
+        found = f"{mask.dtype} of shape {tuple(mask.shape)}"
+        raise ValueError(f"the mask must be torch.bool of shape {(len(tokens), *grid)}, not {found}")
+    return torch.where(mask.flatten(1)[..., None], mask_token.to(tokens.dtype), tokens)

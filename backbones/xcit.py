@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nestling.backbones.class_attention import ClassAttentionBlock
-from nestling.backbones.features import Backbone, Features
+from nestling.backbones.features import Backbone, Features, apply_mask
 from nestling.backbones.layers import DropPath, LayerNorm, Mlp, init_linear
+from nestling.backbones.options import check_choice, check_drop_path, check_positive, check_width
 from nestling.backbones.positions import FourierPositions
 from nestling.backbones.pyramid import crop_levels, pyramid_layers, resize_levels
 from nestling.backbones.registry import register
@@ -156,14 +157,17 @@ class XCiT(Backbone):
         pyramid: bool = False,
     ) -> None:
         super().__init__()
-        _check(
-            {"in_chans": in_chans, "embed_dim": embed_dim, "depth": depth, "num_heads": num_heads}
-            | {"cls_depth": cls_depth, "mlp_ratio": mlp_ratio, "layer_scale": layer_scale},
-            name,
-            patch,
-            stem,
-            drop_path,
-        )
+        check_positive(name, in_chans=in_chans, embed_dim=embed_dim, depth=depth, num_heads=num_heads)
+        check_positive(name, cls_depth=cls_depth, mlp_ratio=mlp_ratio, layer_scale=layer_scale)
+        check_choice(name, "stem", stem, ("conv", "linear"))
+        check_choice(name, "patch", patch, (4, 8, 16))
+        check_drop_path(name, drop_path)
+        check_width(name, embed_dim, num_heads, mlp_ratio)
+        if stem == "conv" and embed_dim % (patch // 2):
+            raise ValueError(
+                f"embed_dim={embed_dim} of {name} is not a multiple of {patch // 2}, "
+                f"as the conv stem of patch {patch} needs"
+            )
         self.name, self.embed_dim, self.stride, self.min_size = name, embed_dim, patch, patch
         hidden_dim = int(embed_dim * mlp_ratio)
 
@@ -190,10 +194,10 @@ class XCiT(Backbone):
     def forward(self, images: Tensor, mask: Tensor | None = None) -> Features:
         patches, grid = self._embed(images, mask)
         for block in self.blocks:
-            patches = block(patches, grid)
+            patches = self.run(block, patches, grid)
         cls = self._class_tokens(patches)
         for block in self.cls_attn_blocks:
-            cls, patches = block(cls, patches)
+            cls, patches = self.run(block, cls, patches)
         return Features(self.norm(cls).squeeze(1), self.norm(patches), grid)
 
     def attention(self, images: Tensor) -> Tensor:
@@ -206,7 +210,7 @@ class XCiT(Backbone):
         """
         patches, grid = self._embed(images)
         for block in self.blocks:
-            patches = block(patches, grid)
+            patches = self.run(block, patches, grid)
         cls = self._class_tokens(patches)
         for block in self.cls_attn_blocks[:-1]:
             cls, patches = block(cls, patches)
@@ -227,7 +231,7 @@ class XCiT(Backbone):
         ends = [max(1, round(depth * share)) for share in (1 / 3, 1 / 2, 2 / 3, 1)]
         outputs = []
         for block in self.blocks:
-            patches = block(patches, grid)
+            patches = self.run(block, patches, grid)
             outputs.append(patches)
         maps = [outputs[end - 1].unflatten(1, grid).permute(0, 3, 1, 2) for end in ends]
         if self.has_pyramid:
@@ -247,39 +251,8 @@ class XCiT(Backbone):
         grid = (x.shape[2], x.shape[3])
         x = x.flatten(2).mT  # B N C
         if mask is not None:
-            x = self._mask(x, mask, grid)
+            x = apply_mask(x, mask, grid, self.mask_token, self.name)
         return x + self.pos_embeder(grid), grid
-
-    def _mask(self, x: Tensor, mask: Tensor, grid: tuple[int, int]) -> Tensor:
-        if self.mask_token is None:
-            raise ValueError(f"{self.name} was built without a mask token; build it with mask_token=True")
-        if mask.shape != (len(x), *grid) or mask.dtype != torch.bool:
-            found = f"{mask.dtype} of shape {tuple(mask.shape)}"
-            raise ValueError(f"the mask must be torch.bool of shape {(len(x), *grid)}, not {found}")
-        return torch.where(mask.flatten(1)[..., None], self.mask_token.to(x.dtype), x)
 
     def _class_tokens(self, patches: Tensor) -> Tensor:
         return self.cls_token.expand(len(patches), -1, -1)
-
-
-def _check(positive: dict[str, float], name: str, patch: int, stem: str, drop_path: float) -> None:
-    """Raises ValueError, naming the option, for values that make no network."""
-    for option, value in positive.items():
-        if not value > 0:  # so written, it refuses nan too
-            raise ValueError(f"{option} of {name} must be above 0, not {value}")
-    if stem not in ("conv", "linear"):
-        raise ValueError(f"stem of {name} must be conv or linear, not {stem!r}")
-    if patch not in (4, 8, 16):
-        raise ValueError(f"patch of {name} must be 4, 8 or 16, not {patch}")
-    if not 0 <= drop_path < 1:
-        raise ValueError(f"drop_path of {name} must be from 0 to below 1, not {drop_path}")
-    dim, num_heads = positive["embed_dim"], positive["num_heads"]
-    if int(dim * positive["mlp_ratio"]) < 1:
-        raise ValueError(f"mlp_ratio={positive['mlp_ratio']} of {name} leaves no hidden unit")
-    if dim % num_heads:
-        raise ValueError(f"embed_dim={dim} of {name} is not a multiple of num_heads={num_heads}")
-    if stem == "conv" and dim % (patch // 2):
-        raise ValueError(
-            f"embed_dim={dim} of {name} is not a multiple of {patch // 2}, "
-            f"as the conv stem of patch {patch} needs"
-        )
