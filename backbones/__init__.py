@@ -3,6 +3,8 @@
 Everything here imports torch alone. A family is one file: importing it below registers its names.
 """
 
+from nestling.backbones import swin as _swin  # noqa: F401  (registers the family's names)
+from nestling.backbones import vit as _vit  # noqa: F401  (registers the family's names)
 from nestling.backbones import xcit as _xcit  # noqa: F401  (registers the family's names)
 from nestling.backbones.features import Backbone, Features
 from nestling.backbones.registry import create, names

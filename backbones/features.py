@@ -30,7 +30,8 @@ class Backbone(nn.Module, ABC):
     """The contract of all families.
 
     `name` is the registered name, `embed_dim` the width D of what is returned, `stride` the pixels
-    per patch along a side, `min_size` the smallest height and width. With `activation_checkpointing`
+    per patch along a side, `min_size` the smallest height and width. `has_attention` says whether there
+    is a class token whose attention can be shown. With `activation_checkpointing`
     the activations inside a block are computed again in the backward pass instead of being kept.
     """
 
@@ -38,6 +39,7 @@ class Backbone(nn.Module, ABC):
     embed_dim: int
     stride: int
     min_size: int
+    has_attention: bool = True
     activation_checkpointing: bool = False
 
     @abstractmethod
@@ -61,7 +63,7 @@ class Backbone(nn.Module, ABC):
     def attention(self, images: Tensor) -> Tensor:
         """How much the class token attends to each patch in the last layer, per head.
 
-        Raises ValueError in a family without a class token.
+        Raises ValueError where `has_attention` is false: a family without a class token.
 
         Shape:
             images: (B, C, H, W) -> (B, heads, h, w)
@@ -99,7 +101,7 @@ def apply_mask(
     """
     if mask_token is None:
         raise ValueError(f"{name} was built without a mask token; build it with mask_token=True")
-    if mask.shape != (len(tokens), *grid) or mask.dtype != torch.bool:
+    if mask.shape != (tokens.shape[0], *grid) or mask.dtype != torch.bool:
         found = f"{mask.dtype} of shape {tuple(mask.shape)}"
-        raise ValueError(f"the mask must be torch.bool of shape {(len(tokens), *grid)}, not {found}")
+        raise ValueError(f"the mask must be torch.bool of shape {(tokens.shape[0], *grid)}, not {found}")
     return torch.where(mask.flatten(1)[..., None], mask_token.to(tokens.dtype), tokens)

@@ -6,6 +6,7 @@ Shapes used below: B images, N tokens, C channels.
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 LayerNorm = partial(nn.LayerNorm, eps=1e-6)
@@ -49,6 +50,44 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc2(self.act(self.fc1(x)))
+
+
+class SwiGLU(nn.Module):
+    """The gated feed-forward network of DINOv2's giant (Shazeer, 2020): SiLU(a) * b between two layers.
+
+    a and b are the halves of the first layer's output. The width is two thirds of the one of an `Mlp`,
+    rounded up to a multiple of 8, so that both cost about the same.
+
+    Shape:
+        x: (B, N, C) -> (B, N, C)
+    """
+
+    def __init__(self, dim: int, hidden_dim: int) -> None:
+        super().__init__()
+        hidden_dim = (int(hidden_dim * 2 / 3) + 7) // 8 * 8
+        self.w12 = nn.Linear(dim, 2 * hidden_dim)
+        self.w3 = nn.Linear(hidden_dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, value = self.w12(x).chunk(2, dim=-1)
+        return self.w3(F.silu(gate) * value)
+
+
+class LayerScale(nn.Module):
+    """A learned factor per channel of a residual branch (CaiT, section 2.1), returned, not applied.
+
+    So a drop path is multiplied into it first, and one pass over the tokens scales and adds.
+
+    Shape:
+        returns (C,)
+    """
+
+    def __init__(self, dim: int, value: float) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.full((dim,), value))
+
+    def forward(self) -> Tensor:
+        return self.gamma
 
 
 def init_linear(module: nn.Module) -> None:

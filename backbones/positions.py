@@ -50,3 +50,22 @@ class FourierPositions(nn.Module):
         with torch.autocast(device_type, enabled=False):  # for h + w rows full precision costs nothing
             rows, columns = F.linear(rows, weight_rows), F.linear(columns, weight_columns, bias)
         return (rows[:, None] + columns[None]).flatten(0, 1)
+
+
+def sincos2d(grid: tuple[int, int], dim: int, device: torch.device, temperature: float = 10000.0) -> Tensor:
+    """The fixed positions of MAE and MoCo v3: a quarter of the channels each for a sine and a cosine an axis.
+
+    In MAE's order: sin(x w), cos(x w), sin(y w), cos(y w), where x is the column and y the row, counted
+    in patches from 0 whatever the grid, and w_i = temperature^(-i / (C / 4)). Always fp32.
+
+    Shape:
+        returns (N, C)
+    """
+    quarter = dim // 4
+    band = temperature ** (-torch.arange(quarter, device=device, dtype=torch.float32) / quarter)
+    rows, columns = (
+        torch.arange(length, device=device, dtype=torch.float32)[:, None] * band for length in grid
+    )
+    rows, columns = (torch.cat([angle.sin(), angle.cos()], dim=-1) for angle in (rows, columns))
+    rows, columns = rows[:, None].expand(-1, grid[1], -1), columns[None].expand(grid[0], -1, -1)  # h w C/2
+    return torch.cat([columns, rows], dim=-1).flatten(0, 1)

@@ -255,4 +255,4 @@ class XCiT(Backbone):
         return x + self.pos_embeder(grid), grid
 
     def _class_tokens(self, patches: Tensor) -> Tensor:
-        return self.cls_token.expand(len(patches), -1, -1)
+        return self.cls_token.expand(patches.shape[0], -1, -1)  # len() would fix B in an exported graph

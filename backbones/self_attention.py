@@ -1,0 +1,86 @@
+"""Self-attention layers of a plain transformer (Dosovitskiy et al., 2021): every token looks at every token.
+
+Shapes used below: B images, T tokens, the class token first, C channels, H heads, D = C / H.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nestling.backbones.layers import DropPath, LayerNorm, LayerScale, Mlp, SwiGLU
+from nestling.backbones.rope import rotate
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention, fused: softmax(q k^T / sqrt(D)) v costs 4 T C^2 + 2 T^2 C multiply-adds.
+
+    Shape:
+        x: (B, T, C), rope: (2, T, D / 2) -> (B, T, C)
+    """
+
+    def __init__(self, dim: int, num_heads: int, qkv_bias: bool) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+        self.proj = nn.Linear(dim, dim)
+
+    def query_key_value(self, x: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Shape: returns three of (B, H, T, D)."""
+        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)  # 3 B H T D
+        q, k = (qkv[:2] if rope is None else rotate(qkv[:2], rope)).unbind()
+        return q, k, qkv[2]
+
+    def forward(self, x: Tensor, rope: Tensor | None = None) -> Tensor:
+        x = F.scaled_dot_product_attention(*self.query_key_value(x, rope))
+        return self.proj(x.transpose(1, 2).flatten(2))
+
+    def class_attention(self, x: Tensor, rope: Tensor | None = None) -> Tensor:
+        """The weights that `forward` averages the values with for the class token, computed explicitly.
+
+        Shape:
+            x: (B, T, C), rope: (2, T, D / 2) -> (B, H, T)
+        """
+        q, k, _ = self.query_key_value(x, rope)
+        return (q[:, :, :1] @ k.mT / math.sqrt(q.shape[-1])).softmax(dim=-1).squeeze(2)
+
+
+class Block(nn.Module):
+    """Attention, then a feed-forward network, each a pre-norm residual branch (section 3.1, eq. 2 and 3).
+
+    Shape:
+        x: (B, T, C), rope: (2, T, D / 2) -> (B, T, C)
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        hidden_dim: int,
+        qkv_bias: bool,
+        ffn: str,
+        layer_scale: float,
+        drop_path: float,
+    ) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = LayerNorm(dim), LayerNorm(dim)
+        self.attn = Attention(dim, num_heads, qkv_bias)
+        self.mlp = {"mlp": Mlp, "swiglu": SwiGLU}[ffn](dim, hidden_dim)
+        self.ls1, self.ls2 = (LayerScale(dim, layer_scale) if layer_scale else None for _ in "12")
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: Tensor, rope: Tensor | None = None) -> Tensor:
+        x = self._add(x, self.attn(self.norm1(x), rope), self.ls1)
+        return self._add(x, self.mlp(self.norm2(x)), self.ls2)
+
+    def class_attention(self, x: Tensor, rope: Tensor | None = None) -> Tensor:
+        """Shape: x (B, T, C), rope (2, T, D / 2) -> (B, H, T)."""
+        return self.attn.class_attention(self.norm1(x), rope)
+
+    def _add(self, x: Tensor, branch: Tensor, layer_scale: LayerScale | None) -> Tensor:
+        factor = None if layer_scale is None else layer_scale()
+        if self.training and self.drop_path.rate:
+            drop = self.drop_path(branch)  # B 1 1
+            factor = drop if factor is None else factor * drop
+        return x + branch if factor is None else torch.addcmul(x, branch, factor)

@@ -1,0 +1,76 @@
+"""Attention within windows, and its bias by relative position (Swin, Liu et al., 2021, section 3.2).
+
+Shapes used below: B images, h x w grid of tokens, M x M window of T tokens, W windows, C channels,
+H heads, D = C / H.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nestling.backbones.symbolic_windows import cut_grid
+from nestling.backbones.windows import Windows, attention_mask, kept, relative_position_index
+
+
+class WindowAttention(nn.Module):
+    """Attention within windows of M x M tokens (section 3.2): its cost is linear in N.
+
+    softmax(q k^T / sqrt(D) + bias) v, the bias read from a table by the tokens' offset. `shifted` windows
+    start half a window later. `masked` padding gets no attention weight, which at a grid below the
+    window is the same as a smaller window, and computed so; otherwise it is attended as zeros.
+
+    Shape:
+        x: (B, h, w, C) -> (B, h, w, C)
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        window: int,
+        shifted: bool = False,
+        masked: bool = True,
+        relative: bool = True,
+        qkv_bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.num_heads, self.window, self.shifted, self.masked = num_heads, window, shifted, masked
+        self.relative_position_bias_table: nn.Parameter | None = None
+        if relative:
+            self.relative_position_bias_table = nn.Parameter(torch.empty((2 * window - 1) ** 2, num_heads))
+            nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
+        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.within(cut_grid((x.shape[1], x.shape[2]), self.window, self.shifted, self.masked), x)
+
+    def within(self, windows: Windows, x: Tensor) -> Tensor:
+        """Attention within given windows of the grid. Shape: x (B, h, w, C) -> the same."""
+        q, k, v = windows.split_heads(self.qkv(windows.cut(x)), self.num_heads)
+        bias = self.bias(windows.size, q)
+        if windows.need_mask:
+            bias = self._masked_bias(windows, bias, q)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        return self.proj(windows.join(windows.merge_heads(out, x.shape[0], self.num_heads)))
+
+    def bias(self, window: tuple[int, int], like: Tensor) -> Tensor | None:
+        """What is added to a window's logits.
+
+        Shape:
+            returns (1, H, T, T)
+        """
+        table = self.relative_position_bias_table
+        if table is None:
+            return None
+        index = kept(like, relative_position_index, window, self.window)
+        return table.to(like.dtype)[index].permute(2, 0, 1)[None]
+
+    def _masked_bias(self, windows: Windows, bias: Tensor | None, like: Tensor) -> Tensor:
+        """Shape: bias (1, H, T, T) -> (1, W H, T, T)."""
+        mask = kept(like, attention_mask, windows)[:, None]  # W 1 T T
+        if bias is None:
+            mask = mask.expand(-1, self.num_heads, -1, -1)
+        else:
+            mask = torch.where(mask, bias, float("-inf"))
+        return mask.flatten(0, 1)[None]

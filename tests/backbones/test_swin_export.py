@@ -1,0 +1,105 @@
+"""Swin as a graph: compiled, exported and run by onnxruntime, at sizes it wasn't traced at."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, export
+
+from nestling import backbones
+from nestling.backbones.swin import Swin
+from nestling.backbones.window_attention import WindowAttention
+
+
+def tiny(**options) -> Swin:
+    torch.manual_seed(0)
+    sizes = {"embed_dim": 6, "depth": 1, "num_heads": 3}
+    model = backbones.create("swin_tiny_w7", **{**sizes, **options})
+    assert isinstance(model, Swin)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.rand_like(parameter)
+    return model
+
+
+class Plain(nn.Module):
+    """The features as a tuple of tensors alone."""
+
+    def __init__(self, backbone: Swin) -> None:
+        super().__init__()
+        self.backbone = backbone
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        cls, patches, _ = self.backbone(images)
+        return cls, patches
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("padding", ["masked", "attended"])
+@pytest.mark.parametrize("position", ["both", "none"])
+def test_the_whole_graph_compiles_at_several_sizes_and_trains_alike(position, padding):
+    torch.compiler.reset()
+    model = tiny(position=position, padding=padding, window=2, mask_token=True)
+    compiled = torch.compile(copy.deepcopy(model), fullgraph=True, backend="aot_eager")
+    for size in [(64, 64), (32, 48), (36, 45)]:
+        images = torch.randn(2, 3, *size)
+        mask = torch.rand(2, *(-(-side // 32) for side in size)) < 0.5
+        for inputs in [(images,), (images, mask)]:
+            expected, found = model(*inputs), compiled(*inputs)
+            torch.testing.assert_close(found.patches, expected.patches, rtol=0, atol=1e-5)
+            assert found.grid == expected.grid
+            found.cls.sum().backward()
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_an_exported_layer_serves_every_grid(masked, shifted):
+    torch.manual_seed(0)
+    layer = WindowAttention(8, 2, 7, shifted, masked).double().eval()
+    sizes = {1: Dim("height", min=2, max=99), 2: Dim("width", min=2, max=99)}
+    exported = export(layer, (torch.randn(2, 20, 9, 8).double(),), dynamic_shapes=(sizes,)).module()
+    for grid in [(20, 9), (7, 7), (7, 14), (2, 30), (8, 5)]:
+        x = torch.randn(2, *grid, 8).double()
+        torch.testing.assert_close(exported(x), layer(x), rtol=0, atol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [(4, 4), (224, 224), (50, 70)])
+def test_an_export_at_one_size_gives_the_same_features(size):
+    model, images = tiny(position="both").double().eval(), torch.randn(1, 3, *size).double()
+    found, expected = export(Plain(model), (images,)).module()(images), Plain(model)(images)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+
+
+def dynamic() -> dict[int, object]:
+    return {0: Dim("batch"), 2: Dim("height", min=33, max=1024), 3: Dim("width", min=33, max=1024)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("padding", ["masked", "attended"])
+def test_an_exported_graph_serves_every_size_above_one_patch_of_the_last_stage(padding):
+    model = Plain(tiny(padding=padding, position="both").double().eval())
+    images = torch.randn(2, 3, 240, 256).double()
+    exported = export(model, (images,), dynamic_shapes=(dynamic(),)).module()
+    for batch, *size in [(2, 224, 224), (1, 288, 256), (3, 64, 100), (1, 33, 301)]:
+        images = torch.randn(batch, 3, *size).double()
+        torch.testing.assert_close(exported(images), model(images), rtol=0, atol=1e-9)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_onnxruntime_gives_the_same_features_at_every_size(tmp_path):
+    pytest.importorskip("onnxscript")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model, path = Plain(tiny(position="both").eval()), tmp_path / "swin.onnx"
+    program = torch.onnx.export(
+        model, (torch.randn(2, 3, 240, 256),), dynamo=True, dynamic_shapes=(dynamic(),), verbose=False
+    )
+    program.save(path)
+    session = onnxruntime.InferenceSession(path)
+    for batch, *size in [(2, 224, 224), (1, 288, 256), (3, 64, 100)]:
+        images = torch.randn(batch, 3, *size)
+        found = session.run(None, {session.get_inputs()[0].name: images.numpy()})
+        for ours, theirs in zip(model(images), found, strict=True):
+            torch.testing.assert_close(torch.from_numpy(theirs), ours, rtol=0, atol=1e-4)
