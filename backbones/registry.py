@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any, TypeVar, get_type_hints
 
+from nestling.backbones.adapters import FORMS, adapt, is_adapted
 from nestling.backbones.features import Backbone
 
 Family = TypeVar("Family", bound=type[Backbone])
@@ -36,11 +37,13 @@ def names() -> list[str]:
 def create(name: str, **options: Any) -> Backbone:
     """Build a backbone: `create("xcit_small_12_p16", in_chans=3, drop_path=0.05)`.
 
-    Raises ValueError for an unknown name or option, naming the closest known, and for a value that
-    the option can't take.
+    `timm:NAME`, `torchvision:NAME` and a dotted path to an `nn.Module` are built by their adapters,
+    which hand the options on. Raises ValueError for an unknown name or option, naming the closest known,
+    and for a value that the option can't take.
     """
-    if name not in _REGISTRY:
-        raise ValueError(f"unknown backbone {name!r}; {_closest(str(name), names())}")
+    if name not in _REGISTRY and is_adapted(str(name)):
+        return adapt(name, options)
+    check_name(name)
     family, defaults = _REGISTRY[name]
     hints = _option_types(family)
     for option, value in options.items():
@@ -50,6 +53,14 @@ def create(name: str, **options: Any) -> Backbone:
             wanted = hints[option].__name__
             raise ValueError(f"option {option} of {name} takes a value of type {wanted}, not {value!r}")
     return family(**{"name": name, **defaults, **options})
+
+
+def check_name(name: str) -> None:
+    """Raises ValueError for a name that is neither registered nor in an adapter's form."""
+    if name not in _REGISTRY and not is_adapted(str(name)):
+        raise ValueError(
+            f"unknown backbone {name!r}; {_closest(str(name), names())}; other forms are {FORMS}"
+        )
 
 
 def _option_types(family: type[Backbone]) -> dict[str, type]:

@@ -14,27 +14,6 @@ def test_names_are_sorted_and_hold_every_xcit():
     assert {f"xcit_{size}_p{patch}" for size in sizes for patch in (16, 8, 4)} <= set(names)
 
 
-def is_deep(name):
-    return "_24" in name and name != "xcit_medium_24_p16"
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] if is_deep(name) else []) for name in backbones.names()],
-)
-def test_every_name_builds_without_memory_and_keeps_the_contract(name):
-    with torch.device("meta"):
-        model = backbones.create(name)
-    assert isinstance(model, backbones.Backbone)
-    assert model.name == name
-    assert model.stride == int(name.rpartition("_p")[2])
-    side = model.min_size * 2
-    features = model.eval()(torch.empty(1, 3, side, side, device="meta"))
-    assert features.cls.shape == (1, model.embed_dim)
-    assert features.patches.shape == (1, features.grid[0] * features.grid[1], model.embed_dim)
-    model.check_size(model.min_size, model.min_size)
-
-
 @pytest.mark.parametrize(("name", "millions"), [("xcit_small_12_p16", 25.87), ("xcit_medium_24_p16", 83.88)])
 def test_headless_sizes_are_the_published_ones(name, millions):
     with torch.device("meta"):
@@ -49,6 +28,15 @@ def test_an_unknown_name_fails_with_the_closest():
         backbones.create("xcit_smal_12_p16")
     with pytest.raises(ValueError, match=r"known are .*xcit_large_24_p16"):
         backbones.create("qqq")
+    with pytest.raises(ValueError, match=r"other forms are timm:NAME, torchvision:NAME and my.module:Class"):
+        backbones.create("qqq")
+
+
+def test_a_name_is_checked_without_building_or_importing_anything():
+    for name in ("vit_small_p16", "timm:whatever", "torchvision:whatever", "my.module.Net", "my:Net"):
+        registry.check_name(name)
+    with pytest.raises(ValueError, match="unknown backbone 'vit_smal_p16'; did you mean vit_small_p16"):
+        registry.check_name("vit_smal_p16")
 
 
 def test_an_unknown_option_fails_with_the_closest():
