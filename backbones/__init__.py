@@ -8,5 +8,6 @@ from nestling.backbones import vit as _vit  # noqa: F401  (registers the family'
 from nestling.backbones import xcit as _xcit  # noqa: F401  (registers the family's names)
 from nestling.backbones.features import Backbone, Features
 from nestling.backbones.registry import create, names
+from nestling.backbones.weights import Loaded, load
 
-__all__ = ["Backbone", "Features", "create", "names"]
+__all__ = ["Backbone", "Features", "Loaded", "create", "load", "names"]

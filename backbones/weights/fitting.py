@@ -1,0 +1,139 @@
+"""Loading tensors into a backbone that exists, key by key."""
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor
+
+from nestling.backbones.features import Backbone
+from nestling.backbones.position_table import resize_positions
+from nestling.backbones.weights.layout import grid_side
+from nestling.backbones.weights.report import Report, shorten
+
+STEMS = ("patch_embed.proj.weight", "patch_embed.proj.0.0.weight")
+TABLES = {"pos_embed": 1, "absolute_pos_embed": 0}  # a table, and its entries before the grid's
+
+# Tensors of these names act inside a network: leaving them out would change the features unseen.
+_INNER = ("norm_pre", "dist_token", "rel_pos_bias", "storage_tokens", "rope_embed", "pos_embed", "reg_token")
+
+
+def fit(
+    backbone: Backbone,
+    tensors: Mapping[str, Tensor],
+    allow_partial: Sequence[str] = (),
+    adapt: bool = True,
+    *,
+    layout: str = "tensors",
+    network: str | None = None,
+    left_out: Sequence[str] = (),
+    notes: Sequence[str] = (),
+) -> Report:
+    """Load tensors under our keys into `backbone`, all of them or none.
+
+    With `adapt` the first convolution follows the backbone's number of input channels: summed over the
+    channels for one, else repeated in turn and scaled by old / new, so that activations keep their size;
+    and a position table is resized (bicubic) to the backbone's. Both are noted in the report.
+    `allow_partial` names, as patterns like `blocks.11.*`, what may be missing, of another shape, or not
+    in the backbone. The last four arguments go into the report.
+
+    Raises ValueError where a tensor of the backbone isn't matched, where the tensors hold a part that the
+    backbone lacks, or where a pattern matches no key.
+    """
+    wanted, found, said = backbone.state_dict(), dict(tensors), list(notes)
+    if adapt:
+        said += _adapt(found, wanted)
+    missing = [key for key in wanted if key not in found]
+    misshapen = {
+        key: (tuple(found[key].shape), tuple(value.shape))
+        for key, value in wanted.items()
+        if key in found and found[key].shape != value.shape
+    }
+    unexpected = [key for key in found if key not in wanted]
+    matched = [key for key in wanted if key in found and key not in misshapen]
+    report = Report(
+        layout, network, tuple(matched), tuple(missing), (*unexpected, *left_out), misshapen, tuple(said)
+    )
+    _check(backbone.name, report, unexpected, wanted, allow_partial)
+    backbone.load_state_dict({key: found[key] for key in matched}, strict=False)
+    return report
+
+
+def _check(
+    name: str,
+    report: Report,
+    unexpected: list[str],
+    wanted: Mapping[str, Tensor],
+    allow_partial: Sequence[str],
+) -> None:
+    known = [*wanted, *unexpected]
+    for pattern in allow_partial:
+        if not any(fnmatchcase(key, pattern) for key in known):
+            raise ValueError(f"allow_partial={pattern!r} matches no key of {name}, such as {known[0]}")
+
+    def refused(keys: Sequence[str]) -> list[str]:
+        return [key for key in keys if not any(fnmatchcase(key, pattern) for pattern in allow_partial)]
+
+    parts = {key.partition(".")[0] for key in wanted} | set(_INNER)
+    inner = refused([key for key in unexpected if key.partition(".")[0] in parts])
+    problems = []
+    if missing := refused(report.missing):
+        problems.append(f"missing are {shorten(missing)}")
+    for key in refused(list(report.misshapen)):
+        found, shape = report.misshapen[key]
+        problems.append(f"{key} is {found} in the file and {shape} in the backbone")
+    if inner:
+        problems.append(f"the backbone has no {shorten(inner)}")
+    if problems:
+        listed = "; ".join(problems[:6]) + ("; and so on" if len(problems) > 6 else "")
+        raise ValueError(
+            f"the weights ({report.layout}) do not fit {name}, {len(report.matched)} of {len(wanted)} "
+            f"tensors match: {listed}; allow_partial=(...) names keys that may differ"
+        )
+
+
+def _adapt(found: dict[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
+    """Adapt the stem and the position table in place; returns what was done."""
+    notes = []
+    for key in STEMS:
+        if key in found and key in wanted:
+            old, new = found[key].shape, wanted[key].shape
+            if len(old) == len(new) == 4 and old[1] != new[1] and old[0] == new[0] and old[2:] == new[2:]:
+                found[key] = adapt_stem(found[key], new[1])
+                notes.append(f"adapted: {key} from {old[1]} to {new[1]} input channels")
+    for key, prefix in TABLES.items():
+        if key in found and key in wanted:
+            rows, target = found[key].shape[1], wanted[key].shape[1]
+            if rows != target and found[key].shape[-1] == wanted[key].shape[-1]:
+                found[key] = resize_table(found[key], target - prefix, prefix)
+                sides = grid_side(rows - prefix, key), grid_side(target - prefix, key)
+                notes.append(
+                    f"adapted: {key} from {sides[0]} x {sides[0]} to {sides[1]} x {sides[1]} patches"
+                )
+    return notes
+
+
+def adapt_stem(weight: Tensor, in_chans: int) -> Tensor:
+    """The first convolution for another number of input channels.
+
+    One channel: the sum over the old ones, so that a gray image gives what its three equal channels
+    gave. More: the old ones repeated in turn, scaled by old / new.
+
+    Shape:
+        weight: (D, c, k, k) -> (D, in_chans, k, k)
+    """
+    old = weight.shape[1]
+    if in_chans == 1:
+        return weight.sum(dim=1, keepdim=True)
+    return weight[:, torch.arange(in_chans) % old] * (old / in_chans)
+
+
+def resize_table(table: Tensor, num: int, prefix: int) -> Tensor:
+    """A position table for a square grid of `num` patches, its first `prefix` entries kept.
+
+    Shape:
+        table: (1, prefix + S * S, C) -> (1, prefix + num, C)
+    """
+    grid_side(table.shape[1] - prefix, "the position table")  # refuses what is no square
+    new = grid_side(num, "the backbone's position table")
+    return torch.cat([table[:, :prefix], resize_positions(table[0, prefix:], (new, new))[None]], dim=1)
