@@ -6,33 +6,14 @@
 The folder may be flat or nested; where its first-level folders are classes, k-NN judges by them.
 """
 
-from collections.abc import Mapping
-from pathlib import Path
-
-from nestling.ssl.command_line import read, run
-from nestling.ssl.config import Config
-
-CONFIGS = Path(__file__).parent / "configs"
-
-
-def default_config(settings: Mapping[str, str]) -> str:
-    """The published recipe for images of one's own, a small one for the embedded tiles."""
-    return (
-        "photo_tiles"
-        if settings.get("data.train", "photo-tiles") == "photo-tiles"
-        else "dino_xcit_small_12_p16"
-    )
+from nestling.ssl.command_line import run
+from nestling.ssl.recipe import pretraining_config
 
 
 def main(argv: list[str]) -> None:
     """Read the settings, pretrain, show what was learned."""
-    config = read(
-        Config,
-        argv,
-        program="recipes/dino_xcit.py",
-        about=__doc__ or "",
-        configs=CONFIGS,
-        default=default_config,
+    config = pretraining_config(
+        argv, __file__, __doc__ or "", demo="photo_tiles", published="dino_xcit_small_12_p16"
     )
     from nestling.ssl.pretraining import pretrain  # late: `--help` needs no torch
 

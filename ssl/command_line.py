@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
 
@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from nestling.ssl.errors import UserError
-from nestling.ssl.keys import Key, keys_of, nearest
+from nestling.ssl.keys import Key, keys_of, legal, nearest
 from nestling.ssl.manual import help_text
 from nestling.ssl.settings import (
     Setting,
@@ -47,6 +47,7 @@ def read(
     configs: Path | None = None,
     default: Default = None,
     positional: Sequence[str] = (),
+    options: Sequence[str] = (),
 ) -> T:
     """The config that a command line means; `--help` prints every key and exits.
 
@@ -58,27 +59,32 @@ def read(
         default: the config without `--config`: a name, a file, None for the schema's defaults, or a
             function that picks one of these from the raw `key=value` pairs.
         positional: keys that may be given by position, as `eval_knn.py CHECKPOINT`.
+        options: keys that may also be given as `--key VALUE`, as `export.py CHECKPOINT --to onnx`.
 
     Raises:
         UserError: one sentence about the first mistake found.
     """
     keys = keys_of(schema)
     if any(argument in ("-h", "--help") for argument in argv):
-        print(help_text(schema, program, about, positional, known_configs(configs)), flush=True)
+        print(help_text(schema, program, about, positional, known_configs(configs), options), flush=True)
         raise SystemExit(0)
-    chosen, settings = _parse(list(argv), keys, positional)
+    chosen, settings = _parse(list(argv), keys, positional, options)
     base: str | Path | None = chosen
     if chosen is None:
         base = default({item.name: item.text for item in settings}) if callable(default) else default
     if base is not None:
         settings = read_yaml(_find(base, configs), keys) + settings
-    config = _merged(schema, keys, settings, positional)
+    config = _merged(schema, keys, settings, positional, options)
     check_values(config)
     return config
 
 
 def _merged(
-    schema: type[T], keys: Mapping[str, Key], settings: list[Setting], positional: Sequence[str]
+    schema: type[T],
+    keys: Mapping[str, Key],
+    settings: list[Setting],
+    positional: Sequence[str],
+    options: Sequence[str],
 ) -> T:
     """Lay the settings over the schema's defaults, in their order."""
     container = OmegaConf.structured(schema)
@@ -94,6 +100,7 @@ def _merged(
         raise UserError(f"{written} can't be resolved: {str(error.msg).splitlines()[0]}") from None
     name = next(name for name in keys if name in missing)
     wanted = name.upper() if name in positional else f"{name}=VALUE"
+    wanted = f"--{name} NAME" if name in options else wanted
     raise UserError(f"{name} is missing; add {wanted}: {keys[name].meaning}")
 
 
@@ -135,15 +142,19 @@ def known_configs(configs: Path | None) -> list[str]:
 
 
 def _parse(
-    arguments: list[str], keys: Mapping[str, Key], positional: Sequence[str]
+    arguments: list[str], keys: Mapping[str, Key], positional: Sequence[str], options: Sequence[str]
 ) -> tuple[str | None, list[Setting]]:
     """Split arguments into the name after `--config` and the settings."""
+    flags = {f"--{name}": keys[name] for name in options}
     chosen: str | None = None
     settings: dict[str, Setting] = {}
     while arguments:
         argument = arguments.pop(0)
-        if argument.partition("=")[0] == "--config":
-            name = _config_name(argument, arguments)
+        flag = argument.partition("=")[0]
+        if flag in flags:
+            argument = f"{flags[flag].name}={_following(argument, arguments, _wanted(flags[flag]))}"
+        elif flag == "--config":
+            name = _following(argument, arguments, "a name or a file, as in --config NAME")
             if chosen is not None:
                 raise UserError(f"--config is given twice: {chosen} and {name}")
             chosen = name
@@ -154,7 +165,7 @@ def _parse(
         if free and not is_setting and not argument.startswith("-"):
             name, text = free[0], argument
         elif argument.startswith("-") or not text:
-            raise UserError(_misspelt(argument, arguments, keys))
+            raise UserError(_misspelt(argument, arguments, keys, flags))
         refuse_unknown(Setting(name, None, text), keys)
         if name in settings:
             raise UserError(f"{name} is given twice: {name}={settings[name].text} and {name}={text}")
@@ -162,18 +173,23 @@ def _parse(
     return chosen, list(settings.values())
 
 
-def _config_name(argument: str, rest: list[str]) -> str:
-    """What follows `--config`, in the same argument or the next."""
-    name = argument.partition("=")[2] if "=" in argument else rest.pop(0) if rest else ""
+def _following(argument: str, rest: list[str], wanted: str) -> str:
+    """What follows an option such as `--config`, in the same argument or the next."""
+    flag, equals, name = argument.partition("=")
+    name = name if equals else rest.pop(0) if rest else ""
     if not name or name.startswith("-") or (KEY.fullmatch(name.partition("=")[0]) and "=" in name):
-        raise UserError("--config needs a name or a file, as in --config NAME")
+        raise UserError(f"{flag} needs {wanted}")
     return name
 
 
-def _misspelt(argument: str, rest: list[str], keys: Mapping[str, Key]) -> str:
+def _wanted(key: Key) -> str:
+    return f"{legal(key)}, as in --{key.name} {key.choices[0] if key.choices else 'VALUE'}"
+
+
+def _misspelt(argument: str, rest: list[str], keys: Mapping[str, Key], flags: Iterable[str]) -> str:
     """What to write instead of an argument that is not `key=value`."""
     flag = argument.partition("=")[0]
-    options = difflib.get_close_matches(flag, ["--config", "--help"], n=1, cutoff=0.7)
+    options = difflib.get_close_matches(flag, ["--config", "--help", *flags], n=1, cutoff=0.7)
     if options:
         return f"unknown option {flag}; did you mean {options[0]}?"
     name, _, text = argument.lstrip("-+").partition("=")

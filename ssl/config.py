@@ -61,10 +61,17 @@ class Data:
 class Backbone:
     """The network that is pretrained."""
 
-    name: str = key("xcit_small_12_p16", "a registered backbone")
+    name: str = key(
+        "xcit_small_12_p16", "a registered backbone, timm:NAME, torchvision:NAME or my.module.Class"
+    )
     drop_path: float = key(0.05, "probability of dropping a residual branch, student only", low=0, high=0.99)
     options: dict[str, Any] = key(
         {}, "other constructor options of the family, as in backbone.options.depth=4"
+    )
+    freeze_epochs: float | None = key(
+        None,
+        "epochs at the start that train the head alone; null: with init_from 1, at most a tenth; else 0",
+        low=0,
     )
 
 
@@ -171,6 +178,9 @@ class Train:
     accumulation: int = key(
         1, "micro-batches per step; global batch = batch_size * accumulation * processes", low=1
     )
+    activation_checkpointing: bool = key(
+        False, "compute activations twice instead of keeping them: less memory, the same gradients"
+    )
     precision: str = key(
         "auto", "auto: bf16 where the device multiplies it natively", choices=("auto", "fp32", "bf16", "fp16")
     )
@@ -217,6 +227,12 @@ class Config:
 
     out: str = key("runs/pretrain", "run directory: config, log, checkpoints, picture")
     seed: int = key(0, "of every random choice", low=0, high=2**31 - 1)
+    init_from: str | None = key(
+        None, "weights to start a new run from: a file or run in any known layout; the head starts fresh"
+    )
+    allow_partial: list[str] = key(
+        [], "with init_from: patterns of keys that may be missing or differ, such as register_tokens"
+    )
     resume: str = key("never", "auto continues the run in out where there is one", choices=("never", "auto"))
     overwrite: bool = key(False, "delete the run in out first")
     terms: dict[str, float] = key({"dino": 1.0}, "weight of each term of the loss", low=0)

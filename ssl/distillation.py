@@ -45,6 +45,7 @@ def build_network(config: Config) -> Network:
     backbone = backbones.create(
         config.backbone.name, drop_path=config.backbone.drop_path, **config.backbone.options
     )
+    backbone.activation_checkpointing = config.train.activation_checkpointing
     head = config.head
     return Network(
         backbone,

@@ -16,8 +16,6 @@ from typing import get_type_hints
 
 from nestling.ssl.keys import MISSING, Key, keys_of, legal, show
 
-BEGIN, END = "<!-- keys: begin (generated, see the end of this page) -->", "<!-- keys: end -->"
-
 
 def sections(schema: type, prefix: str = "") -> Iterator[tuple[str, str, list[Key]]]:
     """Each section's name, its meaning, and the keys that lie directly in it."""
@@ -35,11 +33,18 @@ def sections(schema: type, prefix: str = "") -> Iterator[tuple[str, str, list[Ke
 
 
 def help_text(
-    schema: type, program: str, about: str, positional: Sequence[str], configs: Sequence[str]
+    schema: type,
+    program: str,
+    about: str,
+    positional: Sequence[str],
+    configs: Sequence[str],
+    options: Sequence[str] = (),
 ) -> str:
     """The page that `--help` prints: usage, then every key with default, legal values and meaning."""
     width = max(40, min(shutil.get_terminal_size((100, 24)).columns, 100))
-    places = "".join(f" {name.upper()}" for name in positional)
+    places = "".join(f" {name.upper()}" for name in positional) + "".join(
+        f" --{name} NAME" for name in options
+    )
     lines = [f"usage: {program}{places} [--config NAME|FILE.yaml] [key=value ...]", ""]
     if about:
         lines += [*_paragraphs(about, width), ""]
@@ -92,14 +97,8 @@ def markdown(schema: type) -> str:
     return "\n".join(lines)
 
 
-def renewed(page: str, schema: type) -> str:
-    """A page with the part between the marks generated anew."""
-    head, rest = page.split(BEGIN)
-    return f"{head}{BEGIN}\n\n{markdown(schema)}\n{END}{rest.split(END)[1]}"
-
-
 if __name__ == "__main__":
     from nestling.ssl.config import Config
+    from nestling.ssl.pages import renew
 
-    target = Path(sys.argv[1])
-    target.write_text(renewed(target.read_text(encoding="utf-8"), Config), encoding="utf-8")
+    renew(Path(sys.argv[1]), "keys", markdown(Config))

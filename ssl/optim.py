@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nestling.ssl.config import Optim
 from nestling.ssl.distillation import Network
@@ -50,13 +50,13 @@ def apply(optimizer: torch.optim.Optimizer, values: StepValues) -> None:
         group["weight_decay"] = values.weight_decay if group["decays"] else 0.0
 
 
-def freeze_last_layer(network: Network) -> None:
-    """Take the gradients of the last layer away before a step.
+def freeze(module: nn.Module) -> None:
+    """Take the gradients of a part of the network away before a step.
 
     None, not zero: an optimizer skips a parameter without gradient, weight decay and momentum
-    included, so the layer stays bit-identical.
+    included, so the part stays bit-identical.
     """
-    for parameter in network.head.last_layer.parameters():
+    for parameter in module.parameters():
         parameter.grad = None
 
 

@@ -15,6 +15,7 @@ from nestling.ssl.data.photo_tiles import PhotoTiles
 from nestling.ssl.data.sources import ImageSource, open_pair
 from nestling.ssl.distillation import SelfDistillation
 from nestling.ssl.evaluation.online import OnlineKnn
+from nestling.ssl.initial_weights import completed, read_initial, start_from
 from nestling.ssl.run import processes
 from nestling.ssl.run.progress import say_only_here
 from nestling.ssl.run.results import show
@@ -36,6 +37,8 @@ def pretrain(config: Config) -> Path:
         UserError: a setting, the images or the run directory can't be used.
     """
     config = with_absolute_paths(config)
+    weights = read_initial(config)
+    config = completed(config, weights)
     validate(config)
     accelerator = processes.start(config)
     say_only_here(accelerator.is_main_process)
@@ -47,10 +50,12 @@ def pretrain(config: Config) -> Path:
     )
     knn = OnlineKnn(images, queries, config, *place) if queries is not None and config.knn.every else None
 
-    run = Run(config, accelerator, global_batch, len(images))
-    announce(config, accelerator, schedules, images, queries)
     torch.manual_seed(config.seed)  # alike on all processes: the teacher is never broadcast
     method = SelfDistillation(config).to(accelerator.device)
+    if weights is not None:  # a run that is resumed replaces them with its own
+        start_from(method, weights, config)
+    run = Run(config, accelerator, global_batch, len(images))
+    announce(config, accelerator, schedules, images, queries)
     processes.synchronise_batch_norms(method, accelerator)
 
     def batches_from(step: int) -> TrainLoader:
@@ -67,14 +72,15 @@ def pretrain(config: Config) -> Path:
 
 
 def with_absolute_paths(config: Config) -> Config:
-    """The same with folders of images that can be found from anywhere, as a checkpoint records them."""
+    """The same with paths that can be followed from anywhere, as a checkpoint records them."""
     data = config.data
     val = None if data.val is None else absolute(data.val)
-    return replace(config, data=replace(data, train=absolute(data.train), val=val))
+    init_from = None if config.init_from is None else absolute(config.init_from)
+    return replace(config, init_from=init_from, data=replace(data, train=absolute(data.train), val=val))
 
 
 def absolute(spec: str) -> str:
-    """The absolute path of a folder of images; the name of the embedded set stays."""
+    """The absolute path of a file or folder; the name of the embedded set stays."""
     return spec if spec == PhotoTiles.name else os.path.abspath(os.path.expanduser(spec))
 
 

@@ -53,6 +53,7 @@ class StepValues:
     momentum: float
     temperature: float
     last_layer_frozen: bool
+    backbone_frozen: bool
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,14 @@ class Schedules:
         """A length given in epochs, in steps."""
         return round(epochs * self.steps_per_epoch)
 
+    @property
+    def backbone_freeze_epochs(self) -> float:
+        """A fresh head sends noise into the backbone, so weights that are already good wait for it."""
+        given = self.config.backbone.freeze_epochs
+        if given is not None:
+            return given
+        return min(1.0, self.config.train.epochs / 10) if self.config.init_from else 0.0
+
     def at(self, step: int) -> StepValues:
         """The values of a step, counted from 0; past the end, the last ones."""
         optim, teacher = self.config.optim, self.config.teacher
@@ -87,4 +96,5 @@ class Schedules:
             momentum=cosine_at(step, total, teacher.momentum, teacher.momentum_end),
             temperature=linear_at(step, temperature_warmup, teacher.temperature_start, teacher.temperature),
             last_layer_frozen=step < self.steps_in(self.config.head.freeze_epochs),
+            backbone_frozen=step < self.steps_in(self.backbone_freeze_epochs),
         )

@@ -35,8 +35,36 @@ def read_value(text: str, key: Key, name: str) -> yaml.Node | None:
         raise UserError(f"{name}={text} is not {legal(key)}: it can't be read as YAML") from None
 
 
-def read_yaml(path: Path, keys: Mapping[str, Key]) -> list[Setting]:
-    """The settings of a YAML file, in its order; refuses what is not a YAML of known keys, with the line."""
+BASE = "base"  # a YAML's key that names another one to start from
+
+
+def read_yaml(path: Path, keys: Mapping[str, Key], users: tuple[Path, ...] = ()) -> list[Setting]:
+    """The settings of a YAML file, in its order; refuses what is not a YAML of known keys, with the line.
+
+    Those of the file named as its `base`, beside it, come first. `users` are the files that led here.
+    """
+    root, source = _composed(path)
+    base = next((pair for pair in root.value if pair[0].value == BASE), None)
+    if base is None:
+        return _walk(root, "", source, path, keys)
+    root.value.remove(base)
+    where = f"{path}:{base[0].start_mark.line + 1}: "
+    if not isinstance(base[1], yaml.ScalarNode):
+        raise UserError(
+            f"{where}base={source[base[1].start_mark.index : base[1].end_mark.index]}: name a YAML"
+        )
+    name = base[1].value
+    below = path.parent / name if name.endswith((".yaml", ".yml")) else path.parent / f"{name}.yaml"
+    if not below.is_file():
+        raise UserError(f"{where}base={name}: there is no {below}")
+    users = (*users, path.resolve())
+    if below.resolve() in users:
+        raise UserError(f"{where}base={name} leads back to {below}; a config can't be its own base")
+    return read_yaml(below, keys, users) + _walk(root, "", source, path, keys)
+
+
+def _composed(path: Path) -> tuple[yaml.MappingNode, str]:
+    """The mapping that a YAML file holds, and its text."""
     try:
         source = path.read_text(encoding="utf-8")
         root = yaml.compose(source, Loader=yaml.SafeLoader)
@@ -50,12 +78,10 @@ def read_yaml(path: Path, keys: Mapping[str, Key]) -> list[Setting]:
     except yaml.YAMLError as error:
         raise UserError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
     if root is None:
-        return []
+        return yaml.MappingNode("tag:yaml.org,2002:map", []), source
     if not isinstance(root, yaml.MappingNode):
-        raise UserError(
-            f"{path} is not a mapping of keys to values, as in {example(keys).replace('=', ': ', 1)}"
-        )
-    return _walk(root, "", source, path, keys)
+        raise UserError(f"{path} is not a mapping of keys to values, as in optim: {{lr: 1e-3}}")
+    return root, source
 
 
 def _walk(

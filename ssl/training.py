@@ -82,7 +82,9 @@ def update_student(
     accelerator.unscale_gradients(optimizer)
     norm = optim.clip(method.student.parameters(), config.optim.clip_mode, config.optim.clip)
     if values.last_layer_frozen:
-        optim.freeze_last_layer(method.student)
+        optim.freeze(method.student.head.last_layer)
+    if values.backbone_frozen:
+        optim.freeze(method.student.backbone)
     optimizer.step()
     optimizer.zero_grad()
     return norm

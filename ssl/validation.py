@@ -33,8 +33,9 @@ def _check_epochs(config: Config) -> None:
         ("optim.warmup_epochs", config.optim.warmup_epochs),
         ("teacher.temperature_warmup_epochs", config.teacher.temperature_warmup_epochs),
         ("head.freeze_epochs", config.head.freeze_epochs),
+        ("backbone.freeze_epochs", config.backbone.freeze_epochs),
     ):
-        if length > config.train.epochs:
+        if length is not None and length > config.train.epochs:
             raise UserError(
                 f"{name}={show(length)} is longer than the run: train.epochs={config.train.epochs}"
             )
@@ -74,9 +75,6 @@ def _check_backbone(config: Config) -> None:
     from nestling import backbones
 
     name, options = config.backbone.name, config.backbone.options
-    if name not in backbones.names():
-        close = " or ".join(nearest(name, backbones.names(), 3))
-        raise UserError(f"backbone.name={name} is unknown; did you mean {close}?")
     for wrong in ("name", "drop_path"):
         if wrong in options:
             said = f"backbone.options.{wrong}={show(options[wrong])}"
@@ -92,7 +90,8 @@ def _check_backbone(config: Config) -> None:
         with torch.device("meta"):  # shapes only: no memory, no random numbers drawn
             backbone = backbones.create(name, drop_path=config.backbone.drop_path, **options)
     except ValueError as error:
-        raise UserError(f"backbone.options={show(options)} doesn't fit: {error}") from None
+        given = f" with backbone.options={show(options)}" if options else ""
+        raise UserError(f"backbone.name={name}{given} can't be built: {error}") from None
     for key, side in _sides(config):
         try:
             backbone.check_size(side, side)

@@ -136,6 +136,25 @@ def structure(config: Config) -> list[tuple[str, tuple[int, ...], bool]]:
     return [(name, tuple(parameter.shape), parameter.requires_grad) for name, parameter in parameters]
 
 
+def beginning(config: Config) -> str:
+    """How the first step of a run comes about: what it was refused for, if it was."""
+    try:
+        run(config)
+    except UserError as error:
+        return str(error)
+    return "trained"
+
+
+def checkpointed(config: Config) -> int:
+    """How often the first block runs in a forward and its backward pass."""
+    network = SelfDistillation(config).student
+    runs: list[object] = []
+    block = next(module for name, module in network.named_modules() if name.endswith("blocks.0"))
+    block.register_forward_pre_hook(lambda *_: runs.append(None))
+    network([torch.zeros(2, 3, 16, 16)], 1).logits[0].sum().backward()
+    return len(runs)
+
+
 def judge(config: Config, hook: Callable[[nn.Module, tuple[Tensor]], None]) -> dict[str, float]:
     """k-NN of an untrained backbone, which shows `hook` every batch."""
     torch.manual_seed(0)

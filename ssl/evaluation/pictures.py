@@ -18,6 +18,16 @@ from nestling.ssl.views.render import normalize
 
 # Anchors of a dark-to-bright colour map, evenly spaced: violet, crimson, orange, pale yellow.
 HEAT = np.array([[60, 15, 95], [188, 55, 84], [249, 142, 9], [252, 255, 190]], np.float64)
+FOCUS = {  # by whether there is a class token: the panel's title and caption
+    True: (
+        "Where the class token looks",
+        "Attention over a whole photograph at several resolutions, mean over heads.",
+    ),
+    False: (
+        "Which patches are most like the whole image",
+        "Cosine of each patch with the image's vector, over a whole photograph at several resolutions.",
+    ),
+}
 
 
 @dataclass
@@ -51,7 +61,7 @@ def neighbours(queries: Sequence[Query], side: int = 84) -> Image.Image:
 
 
 @torch.no_grad()
-def attention_map(
+def focus_map(
     backbone: Backbone,
     photo: np.ndarray,
     short_side: int,
@@ -59,9 +69,11 @@ def attention_map(
     std: Sequence[float],
     device: torch.device | str,
 ) -> np.ndarray:
-    """How much the class token looks at each patch of a whole photograph, mean over heads.
+    """Where a whole photograph matters to its vector.
 
-    The photograph is resized to that short side, each side then to the nearest number of whole patches.
+    How much the class token looks at each patch, mean over heads; in a family without one, whose image
+    vector is the mean of its patches, the cosine of each patch with that vector. The photograph is
+    resized to that short side, each side then to the nearest number of whole patches.
 
     Shape:
         photo (H, W, 3) uint8 -> (h, w) float32
@@ -76,8 +88,14 @@ def attention_map(
     images = torch.from_numpy(resized).permute(2, 0, 1)[None].to(device)
     with untouched(backbone):
         backbone.eval()
-        attention = backbone.attention(normalize(images, mean, std))
-    return attention[0].float().mean(dim=0).cpu().numpy()
+        normal = normalize(images, mean, std)
+        if backbone.has_attention:
+            focus = backbone.attention(normal)[0].float().mean(dim=0)
+        else:
+            features = backbone(normal)
+            alike = torch.cosine_similarity(features.patches.float(), features.cls[:, None].float(), dim=-1)
+            focus = alike[0].unflatten(0, features.grid)
+    return focus.cpu().numpy()
 
 
 def at_most_two_to_one(photo: np.ndarray) -> np.ndarray:
@@ -105,7 +123,7 @@ def heat_over(photo: np.ndarray, attention: np.ndarray, size: tuple[int, int]) -
     return Image.fromarray(mixed.clip(0, 255).astype(np.uint8))
 
 
-def attention_row(
+def focus_row(
     photo: np.ndarray, maps: Sequence[tuple[str, np.ndarray]], width: int, gap: int = 10
 ) -> Image.Image:
     """The photograph, then each map over it with its caption below; `width` pixels in all."""
@@ -130,6 +148,7 @@ def summary(
     queries: Sequence[Query],
     photo: np.ndarray,
     maps: Sequence[tuple[str, np.ndarray]],
+    has_attention: bool,
     series: Mapping[str, Points],
     bars: Mapping[str, float],
     width: int = 860,
@@ -141,17 +160,13 @@ def summary(
         "Left: validation images, evenly chosen. Right: their nearest training images by cosine similarity, "
         "framed green where the class is the same and orange where it is not.",
     )
-    attention = canvas.panel(
-        attention_row(photo, maps, width),
-        "Where the class token looks",
-        "Attention over a whole photograph at several resolutions, mean over heads.",
-    )
+    focus = canvas.panel(focus_row(photo, maps, width), *FOCUS[has_attention])
     curve = canvas.panel(
         learning_curve(series, bars, width),
         "k-NN accuracy on held-out images, %",
         "Dashed: what the network has to beat.",
     )
-    body = canvas.beside([left, canvas.stacked([attention, curve], gap=36)], gap=56)
+    body = canvas.beside([left, canvas.stacked([focus, curve], gap=36)], gap=56)
     head = Image.new("RGB", (body.width, 48), canvas.WHITE)
     text = canvas.shortened(title, 34, body.width)
     ImageDraw.Draw(head).text((0, 0), text, canvas.INK, canvas.font(34))

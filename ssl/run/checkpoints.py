@@ -19,6 +19,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from omegaconf import OmegaConf
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -53,10 +54,12 @@ def save(checkpoint: Checkpoint, run: Path, keep_last: int, is_best: bool) -> Pa
     for litter in folder.glob(".*.writing"):
         shutil.rmtree(litter)
     draft.mkdir(parents=True)
+    metadata = weights_metadata(checkpoint.config)
     for name in TENSORS:
         save_file(
             {key: value.contiguous() for key, value in getattr(checkpoint, name).items()},
             draft / f"{name}.safetensors",
+            metadata,
         )
     torch.save(checkpoint.optimizer, draft / "optimizer.pt")
     (draft / "trainer.json").write_text(json.dumps(checkpoint.trainer, indent=2, allow_nan=False))
@@ -72,6 +75,12 @@ def save(checkpoint: Checkpoint, run: Path, keep_last: int, is_best: bool) -> Pa
         point(run, BEST, final)
     rotate(run, keep_last)
     return final
+
+
+def weights_metadata(config: str) -> dict[str, str]:
+    """What a weights file says of itself: how to build its backbone, whatever becomes of the folder."""
+    backbone: Any = OmegaConf.to_container(OmegaConf.create(config).backbone)
+    return {"nestling": json.dumps({"backbone": {"name": backbone["name"], "options": backbone["options"]}})}
 
 
 def load(path: Path) -> Checkpoint:

@@ -18,6 +18,7 @@ TRACKED = "nestling"  # what trackers call the run, and their folder in it
 WRITTEN = (CONFIG, ENVIRONMENT, LOG, PICTURE, "checkpoints", checkpoints.LAST, checkpoints.BEST, TRACKED)
 FREE_ON_RESUME = (
     *("out", "resume", "overwrite", "data.num_workers", "data.start_method", "log.", "train.keep_last"),
+    "train.activation_checkpointing",
     *("train.batch_size", "train.accumulation"),  # their product with the processes is compared instead
 )
 

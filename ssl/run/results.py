@@ -75,7 +75,7 @@ def table(records: list[dict[str, float]], pixels: float, config: Config) -> Tab
 
 
 def whole_image(images: ImageSource) -> np.ndarray:
-    """What attention is drawn on: a whole photograph of the embedded set, else the first image."""
+    """What is drawn on: a whole photograph of the embedded set, else the first image."""
     if images.name == photo_tiles.PhotoTiles.name:
         return photo_tiles.photograph(PICTURED_PHOTOGRAPH)
     return images.load(0)
@@ -90,11 +90,11 @@ def draw(
     pixels: float,
     config: Config,
 ) -> None:
-    """Neighbours, attention at several resolutions and the curve of k-NN, as picture.png."""
+    """Neighbours, where it looks at several resolutions and the curve of k-NN, as picture.png."""
     size = max(config.views.global_size)
     maps = []
     for side in dict.fromkeys(min(factor * size, LARGEST_PICTURED) for factor in (2, 4, 8)):
-        attention = pictures.attention_map(
+        focus = pictures.focus_map(
             backbone,
             photo,
             side,
@@ -102,7 +102,7 @@ def draw(
             config.data.std,
             next(backbone.parameters()).device,
         )
-        maps.append((f"short side {side} px", attention))
+        maps.append((f"short side {side} px", focus))
     names = columns(records, config)
     series = {
         POOLINGS[pooling]: [(record["epoch"], record[name]) for record in records]
@@ -110,4 +110,5 @@ def draw(
     }
     bars = {PIXELS: pixels, UNTRAINED: records[0][names[config.knn.pooling[0]]]}
     title = f"{config.backbone.name} after self-distillation, no labels, epochs: {config.train.epochs}"
-    pictures.summary(title, queries, photo, maps, series, bars).save(run / "picture.png")
+    page = pictures.summary(title, queries, photo, maps, backbone.has_attention, series, bars)
+    page.save(run / "picture.png")

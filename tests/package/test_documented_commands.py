@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from export_subjects import write_run
 from image_folder import write_image_folder
 
 from nestling.launch import catalog, slurm
-from nestling.recipes.dino_xcit import CONFIGS, default_config
 from nestling.ssl.command_line import read
 from nestling.ssl.config import Config
+from nestling.ssl.export.exporting import TARGETS
 from nestling.ssl.run import checkpoints
 
 ROOT = Path(__file__).parents[2]
@@ -33,8 +34,10 @@ SHRUNK = [
 def commands() -> Iterator[str]:
     """The command lines of all fenced blocks without a language, without comments and ellipses."""
     for page in PAGES:
-        for block in re.findall(r"^```\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
-            for line in block.splitlines():
+        for language, block in re.findall(
+            r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL
+        ):
+            for line in block.splitlines() if not language else ():
                 command = line.partition(" #")[0].replace("…", "").strip()
                 if command.split(" ")[0] in PROGRAMS:
                     yield command
@@ -45,8 +48,9 @@ MAKE, PIP = ([command for command in SHOWN if command.split()[0] == program] for
 SLURM = [command for command in SHOWN if "nestling.launch.slurm" in command]
 HELP = [command for command in SHOWN if command.endswith("--help")]
 EVAL = [command for command in SHOWN if "eval_knn" in command and command not in HELP]
+EXPORT = [command for command in SHOWN if "recipes/export.py" in command and command not in HELP]
 OTHER = ["nestling"]
-PRETRAIN = sorted({*SHOWN} - {*MAKE, *PIP, *SLURM, *HELP, *EVAL, *OTHER})
+PRETRAIN = sorted({*SHOWN} - {*MAKE, *PIP, *SLURM, *HELP, *EVAL, *EXPORT, *OTHER})
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +86,7 @@ def placed(command: str, folder: Path) -> list[str]:
     command = re.sub(r"runs/\w+", str(folder / "run"), command)
     command = re.sub(r"(data\.train=)\S+", rf"\1{folder / 'images'}", command)
     command = re.sub(r"(data\.val=)\S+", rf"\1{folder / 'others'}", command)
+    command = re.sub(r"(init_from=)\S+", rf"\1{folder / 'run'}", command)
     command = command.replace("my.yaml", str(folder / "my.yaml"))
     program, *arguments = shlex.split(command)
     return [str(BIN / program), *arguments]
@@ -124,6 +129,20 @@ def test_a_documented_evaluation_prints_its_table_and_writes_its_numbers(command
     assert 0 <= accuracy <= 1
     assert re.search(rf"cls\W+3\W+{100 * accuracy:.1f}\b", printed), printed
     assert f"written to {file}" in printed.replace("\n", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", EXPORT)
+def test_a_documented_export_writes_a_folder_that_was_compared(command, tmp_path):
+    """Of a ViT, which every target takes."""
+    run = write_run(tmp_path / "run", "vit")
+    printed = call(placed(command, tmp_path))
+    (file,) = run.glob("checkpoints/*/export_*/export.json")
+    found = json.loads(file.read_text())
+    assert f"--to {found['target']}" in command
+    assert found["network"] == ("student" if "network=student" in command else "teacher")
+    assert found["checked"] == "loaded back"
+    assert f"written to {file.parent}" in printed
 
 
 @pytest.mark.slow
@@ -174,7 +193,8 @@ def test_the_launcher_for_slurm_and_its_recipe_take_what_is_documented(command):
     assert [program, *arguments[:2]] == ["python", "-m", "nestling.launch.slurm"]
     options = slurm.parser().parse_args(arguments[2:])
     assert catalog.find(options.recipe) == ROOT / "recipes" / "dino_xcit.py"
-    config = read(Config, options.arguments, program="recipe", configs=CONFIGS, default=default_config)
+    demo = ROOT / "recipes" / "configs" / "photo_tiles.yaml"
+    config = read(Config, options.arguments, program="recipe", default=demo)
     for argument in options.arguments:
         name, _, value = argument.partition("=")
         assert str(getattr(config, name)) == value
@@ -192,4 +212,5 @@ def test_commands_of_every_kind_were_found():
     assert {"pip install .", "pip install '.[demo]'"} <= set(PIP)
     assert set(OTHER) <= set(SHOWN)
     assert min(map(len, (SLURM, HELP, EVAL))) >= 1
+    assert {command.split("--to ")[1].split()[0] for command in EXPORT} == set(TARGETS)
     assert len(PRETRAIN) >= 7

@@ -116,6 +116,17 @@ def test_a_yaml_reads_bare_words_by_the_type_of_their_key(tmp_path):
     )
 
 
+def test_a_yaml_starts_from_the_one_it_names_as_its_base(tmp_path):
+    (tmp_path / "a.yaml").write_text(
+        "seed: 1\noptim: {lr: 1, lr_end: 2}\nbackbone: {options: {depth: 4, patch: 8}}\n"
+    )
+    (tmp_path / "b.yaml").write_text("optim: {lr: 3}\nbase: a\n")
+    (tmp_path / "c.yaml").write_text("base: b.yaml\nbackbone: {options: {window: 7}}\n")
+    config = parse("--config", str(tmp_path / "c.yaml"), "seed=5")
+    assert (config.seed, config.optim.lr, config.optim.lr_end) == (5, 3, 2)
+    assert config.backbone.options == {"window": 7}, "mappings are replaced whole, as by arguments"
+
+
 def test_an_empty_yaml_means_the_defaults(tmp_path):
     (tmp_path / "x.yaml").write_text("# nothing\n")
     assert parse("--config", str(tmp_path / "x.yaml")) == Config()

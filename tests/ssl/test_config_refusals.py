@@ -150,6 +150,24 @@ def test_a_wrong_yaml_is_refused_with_file_and_line(text, expected, tmp_path):
     assert message.startswith(str(path)) or "missing" in message
 
 
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"x": "seed: 1\nbase: y\n"}, "x.yaml:2: base=y: there is no "),
+        ({"x": "base: x\n"}, "x.yaml:1: base=x leads back to "),
+        ({"x": "base: y\n", "y": "base: x.yaml\n"}, "y.yaml:1: base=x.yaml leads back to "),
+        ({"x": "base: y\n", "y": "optim:\n  lrr: 1\n"}, "y.yaml:2: unknown key optim.lrr=1"),
+        ({"x": "base: {a: b}\n"}, "x.yaml:1: base="),
+    ],
+)
+def test_a_base_that_cannot_be_used_is_refused_with_file_and_line(files, expected, tmp_path):
+    for name, text in files.items():
+        (tmp_path / f"{name}.yaml").write_text(text)
+    message = refusal("--config", str(tmp_path / "x.yaml"))
+    assert expected in message
+    assert "\n" not in message
+
+
 def test_a_yaml_that_is_not_utf8_is_refused(tmp_path):
     (tmp_path / "x.yaml").write_bytes(b"out: \xff\n")
     assert "is not UTF-8" in refusal("--config", str(tmp_path / "x.yaml"))

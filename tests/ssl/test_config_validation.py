@@ -9,7 +9,8 @@ from nestling.ssl.command_line import read
 from nestling.ssl.config import Config
 from nestling.ssl.errors import UserError
 from nestling.ssl.keys import fault, keys_of
-from nestling.ssl.manual import renewed
+from nestling.ssl.manual import markdown
+from nestling.ssl.pages import renewed
 from nestling.ssl.validation import validate
 
 TINY = ["backbone.options={embed_dim: 32, depth: 1, num_heads: 2}"]
@@ -94,6 +95,6 @@ def test_every_key_has_a_meaning_and_every_section_too():
 def test_the_page_on_configuration_shows_the_schema_as_it_is():
     page = Path(__file__).parents[2] / "docs" / "configuration.md"
     text = page.read_text(encoding="utf-8")
-    assert text == renewed(text, Config), f"run: python -m nestling.ssl.manual {page.name}"
+    assert text == renewed(text, "keys", markdown(Config)), f"run: python -m nestling.ssl.manual {page.name}"
     for name in keys_of(Config):
         assert text.count(f"| `{name}` |") == 1

@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
 from config_observers import (
     accuracies,
+    beginning,
+    checkpointed,
     console,
     files,
     judged_images,
@@ -26,6 +29,7 @@ from config_observers import (
 )
 from image_folder import write_image_folder
 
+from nestling import backbones
 from nestling.ssl.command_line import read
 from nestling.ssl.config import Config
 from nestling.ssl.keys import keys_of
@@ -41,7 +45,7 @@ BASE = {
     "data.num_workers": "0",
     "backbone.name": "xcit_nano_12_p4",
     "backbone.drop_path": "0.1",
-    "backbone.options": "{{embed_dim: 16, depth: 1, num_heads: 2}}",
+    "backbone.options": "{{embed_dim: 16, depth: 1, num_heads: 2, tokens_norm: true}}",
     "views.global_size": "16",
     "views.num_local": "2",
     "views.local_size": "8",
@@ -61,6 +65,9 @@ BASE = {
     "log.every": "1",
     "log.progress": "none",
 }
+
+
+TINY = {"embed_dim": 16, "depth": 1, "num_heads": 2, "tokens_norm": True}
 
 
 class Effect(NamedTuple):
@@ -83,6 +90,8 @@ EFFECTS = [
     Effect("seed", "1", order),
     Effect("seed", "1", views),
     Effect("seed", "1", split),
+    Effect("init_from", "{weights}", learned),
+    Effect("allow_partial", "[norm.weight]", beginning, {"init_from": "{partial}"}),
     Effect("resume", "auto", second_start),
     Effect("overwrite", "true", second_start),
     Effect("terms", "{{dino: 2}}", learned, SGD),
@@ -98,6 +107,7 @@ EFFECTS = [
     Effect("backbone.name", "xcit_nano_12_p8", structure),
     Effect("backbone.drop_path", "0.5", learned),
     Effect("backbone.options", "{{embed_dim: 16, depth: 2, num_heads: 2}}", structure),
+    Effect("backbone.freeze_epochs", "1", learned),
     Effect("views.global_size", "[16, 20]", views),
     Effect("views.global_scale", "[0.9, 1]", views),
     Effect("views.num_local", "3", views),
@@ -148,6 +158,7 @@ EFFECTS = [
     Effect("train.batch_size", "4", order),
     Effect("train.accumulation", "2", order),
     Effect("train.accumulation", "2", learned),
+    Effect("train.activation_checkpointing", "true", checkpointed),
     Effect("train.precision", "bf16", learned),
     Effect("train.checkpoint_every", "2", files),
     Effect("train.keep_last", "1", files),
@@ -170,12 +181,17 @@ SLOW = {"data.start_method", "log.trackers"}  # a spawned process imports torch;
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Two folders of images, four times as many of one class as of the other."""
+    """Two folders of images, four times as many of one class as of the other, and two files of weights."""
     root = tmp_path_factory.mktemp("folders")
     made = {name: root / name for name in ("images", "other")}
     for seed, folder in enumerate(made.values()):
         write_image_folder(folder, classes=2, per_class=4, size=20, seed=seed)
         write_image_folder(folder, classes=1, per_class=16, size=20, seed=seed)
+    torch.manual_seed(1)
+    state = backbones.create(BASE["backbone.name"], **TINY).state_dict()
+    made["weights"], made["partial"] = root / "weights.pth", root / "partial.pth"
+    torch.save(state, made["weights"])
+    torch.save({key: value for key, value in state.items() if key != "norm.weight"}, made["partial"])
     return made
 
 

@@ -18,7 +18,14 @@ from nestling.ssl.run import checkpoints
 from nestling.ssl.run.log import read
 from nestling.ssl.schedules import StepValues
 
-VALUES = StepValues(lr=0.1, weight_decay=0.1, momentum=0.9, temperature=0.04, last_layer_frozen=False)
+VALUES = StepValues(
+    lr=0.1,
+    weight_decay=0.1,
+    momentum=0.9,
+    temperature=0.04,
+    last_layer_frozen=False,
+    backbone_frozen=False,
+)
 
 
 @pytest.fixture(autouse=True)

@@ -26,6 +26,7 @@ def values(**changes) -> StepValues:
             "momentum": 0.9,
             "temperature": 0.04,
             "last_layer_frozen": True,
+            "backbone_frozen": False,
             **changes,
         }
     )
@@ -51,21 +52,23 @@ def test_decay_spares_norms_biases_tokens_scales_and_temperatures():
     assert all(p.ndim >= 2 for p in decayed["params"])
 
 
+@pytest.mark.parametrize("part", ["head.last_layer", "backbone"])
 @pytest.mark.parametrize("name", ["adamw", "sgd", "lars"])
-def test_a_frozen_last_layer_is_bit_identical_while_frozen_and_moves_after(name):
+def test_a_frozen_part_is_bit_identical_while_frozen_and_moves_after(name, part):
     net = network()
     optimizer = optim.build(Optim(name=name), optim.parameter_groups(net))
-    before = {key: value.clone() for key, value in net.head.last_layer.state_dict().items()}
+    still = net.get_submodule(part)
+    before = {key: value.clone() for key, value in still.named_parameters()}
     other = net.head.mlp[0].weight.clone()
     for step in range(4):
         frozen = step < 3
         optim.apply(optimizer, values())
         backward(net)
         if frozen:
-            optim.freeze_last_layer(net)
+            optim.freeze(still)
         optimizer.step()
         optimizer.zero_grad()
-        same = all(torch.equal(value, before[key]) for key, value in net.head.last_layer.state_dict().items())
+        same = all(torch.equal(value, before[key]) for key, value in still.named_parameters())
         assert same == frozen
     assert not torch.equal(net.head.mlp[0].weight, other)
 

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from nestling.ssl.config import Config, Optim, Teacher, Train
+from nestling.ssl.config import Backbone, Config, Optim, Teacher, Train
 from nestling.ssl.schedules import Schedules, cosine_at, linear_at, peak_learning_rate, warmup_cosine_at
 
 
@@ -77,3 +77,24 @@ def test_the_published_xcit_recipe_reaches_its_peak_at_the_end_of_the_warmup():
 def test_the_last_layer_is_frozen_for_whole_epochs_of_real_steps():
     frozen = [schedules(steps_per_epoch=7).at(step).last_layer_frozen for step in range(20)]
     assert frozen == [True] * 7 + [False] * 13
+
+
+@pytest.mark.parametrize(
+    ("init_from", "freeze_epochs", "epochs", "expected"),
+    [
+        (None, None, 20, 0),
+        ("x.pth", None, 20, 10),
+        ("x.pth", None, 5, 5),
+        ("x.pth", 0, 20, 0),
+        (None, 2, 20, 20),
+    ],
+)
+def test_the_backbone_waits_for_a_fresh_head_where_it_starts_from_weights(
+    init_from, freeze_epochs, epochs, expected
+):
+    config = Config(
+        init_from=init_from, backbone=Backbone(freeze_epochs=freeze_epochs), train=Train(epochs=epochs)
+    )
+    plan = Schedules(config, steps_per_epoch=10, global_batch=256)
+    frozen = [plan.at(step).backbone_frozen for step in range(plan.num_steps)]
+    assert frozen == [True] * expected + [False] * (plan.num_steps - expected)

@@ -11,6 +11,7 @@ import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from torch import Tensor, nn
 
+from nestling import backbones
 from nestling.backbones import Backbone, Features
 from nestling.backbones.registry import _REGISTRY, register
 from nestling.ssl import config as schema
@@ -73,7 +74,7 @@ def config(data: Path, out: Path, *, name: str = "two_layers", **train: object) 
     return Config(
         out=str(out),
         data=schema.Data(train=str(data), num_workers=0, holdout=0.25),
-        backbone=schema.Backbone(name, 0.1, tiny),
+        backbone=schema.Backbone(name, 0.1, options=tiny),
         views=schema.Views(global_size=[16], num_local=2, local_size=[8]),
         head=schema.Head(num_prototypes=24, hidden_dim=16, bottleneck_dim=8, freeze_epochs=1),
         teacher=schema.Teacher(temperature=0.07, temperature_warmup_epochs=2, momentum=0.9),
@@ -181,6 +182,43 @@ def test_the_last_layer_is_bit_identical_while_frozen_and_learns_after(image_fol
     )
     assert torch.equal(frozen, initial)
     assert not torch.equal(free, initial)
+
+
+def test_a_run_that_starts_from_weights_leaves_them_alone_while_its_head_warms_up(image_folder, tmp_path):
+    settings = config(image_folder(per_class=12, size=20), tmp_path / "run", name="xcit_nano_12_p4", epochs=2)
+    settings.optim.warmup_epochs = settings.teacher.temperature_warmup_epochs = 1
+    settings.backbone.options["tokens_norm"] = True
+    settings.backbone.freeze_epochs = 1
+    settings.init_from = str(tmp_path / "weights.pth")
+    torch.manual_seed(5)
+    initial = backbones.create("xcit_nano_12_p4", **settings.backbone.options)
+    torch.save(initial.state_dict(), settings.init_from)
+    pretrain(settings)
+    frozen, free = (checkpoints.load(path) for path in checkpoints.saved(tmp_path / "run"))
+    for name, parameter in initial.named_parameters():
+        for network in (frozen.student, frozen.teacher):
+            assert torch.equal(network[f"backbone.{name}"], parameter), name
+    assert not torch.equal(free.student["backbone.cls_token"], initial.cls_token)
+    assert not torch.equal(frozen.student["head.mlp.0.weight"], free.student["head.mlp.0.weight"])
+    assert [record["backbone_frozen"] for record in read(tmp_path / "run" / "log.jsonl")[1:]] == [
+        True
+    ] * 3 + [False] * 3
+
+
+def test_weights_that_do_not_fit_are_refused_before_an_old_run_is_deleted(image_folder, tmp_path):
+    settings = config(image_folder(per_class=12, size=20), tmp_path / "run", name="xcit_nano_12_p4")
+    settings.backbone.options["tokens_norm"] = True
+    old = pretrain(settings) / "log.jsonl"
+    text = old.read_text()
+    settings.overwrite = True
+    settings.init_from = str(tmp_path / "weights.pth")
+    torch.save(
+        backbones.create("xcit_nano_12_p4", embed_dim=32, depth=1, num_heads=2).state_dict(),
+        settings.init_from,
+    )
+    with pytest.raises(UserError, match=r"init_from=.* do not fit xcit_nano_12_p4"):
+        pretrain(settings)
+    assert old.read_text() == text
 
 
 def test_every_monitor_is_logged_as_strict_json(image_folder, tmp_path):

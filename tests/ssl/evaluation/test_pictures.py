@@ -9,7 +9,7 @@ import torch
 from nestling import backbones
 from nestling.ssl.evaluation import canvas
 from nestling.ssl.evaluation.curve import _apart, learning_curve
-from nestling.ssl.evaluation.pictures import Query, attention_map, heat_over, neighbours, summary
+from nestling.ssl.evaluation.pictures import Query, focus_map, heat_over, neighbours, summary
 
 MEAN, STD = [0.5, 0.5, 0.5], [0.5, 0.5, 0.5]
 
@@ -48,7 +48,7 @@ def test_rows_may_differ_in_length_and_names_may_be_long():
 def test_attention_of_a_whole_photograph_has_its_shape(size, short_side, grid):
     backbone = backbones.create("xcit_nano_12_p4", embed_dim=16, depth=1, num_heads=2, drop_path=0.5).train()
     photo = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
-    first, second = (attention_map(backbone, photo, short_side, MEAN, STD, "cpu") for _ in range(2))
+    first, second = (focus_map(backbone, photo, short_side, MEAN, STD, "cpu") for _ in range(2))
     assert first.shape == grid
     assert np.array_equal(first, second)  # nothing dropped
     assert backbone.training
@@ -93,7 +93,7 @@ def test_the_summary_holds_all_parts():
     generator = torch.Generator().manual_seed(0)
     maps = [(f"short side {side}", torch.rand(side, side, generator=generator).numpy()) for side in (8, 16)]
     page = summary(
-        "title", [query("a", ["a", "b"])], flat((1, 2, 3), (60, 90)), maps, {"cls": [(0, 0.5)]}, {}
+        "title", [query("a", ["a", "b"])], flat((1, 2, 3), (60, 90)), maps, True, {"cls": [(0, 0.5)]}, {}
     )
     for color in (canvas.RIGHT, canvas.WRONG, canvas.SERIES[0], (1, 2, 3)):
         assert has(page, color)

@@ -25,7 +25,11 @@ TINY = [
 ]
 SHORT = ["train.epochs=2", "optim.warmup_epochs=1", "teacher.temperature_warmup_epochs=1"]
 LONGER = ["train.epochs=3", *SHORT[1:]]
-SCHEDULES = ("step", "epoch", "lr", "weight_decay", "momentum", "temperature", "last_layer_frozen")
+SCHEDULES = (
+    *("step", "epoch", "lr", "weight_decay", "momentum", "temperature"),
+    *("last_layer_frozen", "backbone_frozen"),
+)
+PUBLISHED = sorted(path.stem for path in (Path(__file__).parents[2] / "recipes/configs").glob("dino_*.yaml"))
 TIMES = ("images_per_second", "data_wait")
 
 # The recipe, then what each of its processes ended with, written by each.
@@ -220,16 +224,15 @@ def test_knn_rises_while_a_small_xcit_trains_for_real(tmp_path, repository):
     assert accuracies[-1] >= accuracies[0] + 0.03, accuracies
 
 
-@pytest.mark.parametrize(
-    "name", ["dino_xcit_small_12_p16", "dino_xcit_medium_24_p16", "dino_xcit_medium_24_p8"]
-)
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_recipe_runs_with_its_model_shrunk_by_overrides_alone(
     name, image_folder, tmp_path, repository
 ):
     data, run = image_folder(classes=2, per_class=8, size=64), tmp_path / "run"
     started(
         [
-            *(*LAUNCH, RECIPE, "--config", name, f"data.train={data}", f"out={run}", "data.num_workers=0"),
+            *(*LAUNCH, f"recipes/dino_{name.split('_')[1]}.py", "--config", name, "data.num_workers=0"),
+            *(f"data.train={data}", f"out={run}"),
             *(
                 "backbone.options={embed_dim: 32, depth: 1, num_heads: 4}",
                 "train.batch_size=6",

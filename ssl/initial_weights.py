@@ -1,0 +1,87 @@
+"""`init_from`: a new run that starts from weights someone else trained, or an earlier run did.
+
+Unlike `resume`, which continues a run with its optimizer, schedules and log, this takes the backbone alone:
+the head starts fresh, and `backbone.freeze_epochs` keeps its first, random gradients out of good weights.
+"""
+
+import logging
+from dataclasses import replace
+
+from nestling.backbones.weights import Report, Weights, fit, read
+from nestling.ssl.config import Config
+from nestling.ssl.distillation import SelfDistillation
+from nestling.ssl.errors import UserError
+from nestling.ssl.keys import show
+
+logger = logging.getLogger("nestling")
+
+# A file's mask token and detection layers would get no gradient, its table is resized to the views at
+# hand, and its stem is adapted to the channels of the images.
+OWN_CHOICE = ("mask_token", "pyramid", "position_size", "in_chans")
+
+
+def read_initial(config: Config) -> Weights | None:
+    """The weights that a run starts from, where it does.
+
+    Raises:
+        UserError: the file can't be read, or holds another backbone than `backbone.name`.
+    """
+    if config.init_from is None:
+        return None
+    name = config.backbone.name
+    try:
+        weights = read(config.init_from)
+        if weights.name != name and family(weights.name) == family(name) and weights.layout != "nestling":
+            other = read(config.init_from, name=name)
+            if other.options.keys() <= weights.options.keys() | config.backbone.options.keys():
+                weights = other  # a foreign file doesn't say which of two names that fit equally well
+    except ValueError as error:
+        raise UserError(f"init_from={config.init_from}: {error}") from None
+    if weights.name != name:
+        raise UserError(
+            f"init_from={config.init_from} holds {weights.name}, but backbone.name={name}; "
+            f"set backbone.name={weights.name}"
+        )
+    return weights
+
+
+def family(name: str) -> str:
+    """`vit` of `vit_small_p16`."""
+    return name.partition("_")[0]
+
+
+def completed(config: Config, weights: Weights | None) -> Config:
+    """The config with the options of the weights' own network, where it doesn't set them itself.
+
+    So a layer scale, registers or the interpolation that the weights were trained with need not be spelled.
+    """
+    if weights is None:
+        return config
+    kept = {name: value for name, value in weights.options.items() if name not in (*OWN_CHOICE, "drop_path")}
+    options = {**kept, **config.backbone.options}
+    return replace(config, backbone=replace(config.backbone, options=options))
+
+
+def start_from(method: SelfDistillation, weights: Weights, config: Config) -> Report:
+    """Load the weights into the student's backbone and the teacher's; the log says what was loaded.
+
+    Raises:
+        UserError: they don't fit it, but for the keys that `allow_partial` names.
+    """
+    try:
+        report = fit(
+            method.student.backbone,
+            weights.tensors,
+            config.allow_partial,
+            layout=weights.layout,
+            network=weights.network,
+            left_out=weights.left_out,
+            notes=weights.notes,
+        )
+    except ValueError as error:
+        own = show(config.backbone.options)
+        raise UserError(f"init_from={config.init_from} with backbone.options={own}: {error}") from None
+    method.teacher.load_state_dict(method.student.state_dict())
+    said = "; ".join(str(report).splitlines())
+    logger.info(f"init_from={config.init_from}: {said}; the head starts fresh")
+    return report
