@@ -1,6 +1,5 @@
 """DINO on Swin: pretrain on a folder of images, no labels needed.
 
-    accelerate launch recipes/dino_swin.py                         # embedded photo tiles, minutes on a CPU
     accelerate launch recipes/dino_swin.py data.train=/my/images   # Swin-T with window 7 as EsViT trains it
 
 The folder may be flat or nested; where its first-level folders are classes, k-NN judges by them.
@@ -12,9 +11,7 @@ from nestling.ssl.recipe import pretraining_config
 
 def main(argv: list[str]) -> None:
     """Read the settings, pretrain, show what was learned."""
-    config = pretraining_config(
-        argv, __file__, __doc__ or "", demo="photo_tiles_swin", published="dino_swin_tiny_w7"
-    )
+    config = pretraining_config(argv, __file__, __doc__ or "", published="dino_swin_tiny_w7")
     from nestling.ssl.pretraining import pretrain  # late: `--help` needs no torch
 
     pretrain(config)

@@ -13,7 +13,7 @@ from nestling.ssl.recipe import pretraining_config
 def main(argv: list[str]) -> None:
     """Read the settings, pretrain, show what was learned."""
     config = pretraining_config(
-        argv, __file__, __doc__ or "", demo="photo_tiles", published="dino_xcit_small_12_p16"
+        argv, __file__, __doc__ or "", published="dino_xcit_small_12_p16", demo="photo_tiles"
     )
     from nestling.ssl.pretraining import pretrain  # late: `--help` needs no torch
 

@@ -9,18 +9,21 @@ from nestling.ssl.config import Config
 EMBEDDED = "photo-tiles"
 
 
-def pretraining_config(argv: Sequence[str], script: str, about: str, *, demo: str, published: str) -> Config:
+def pretraining_config(
+    argv: Sequence[str], script: str, about: str, *, published: str, demo: str | None = None
+) -> Config:
     """The config that a pretraining recipe's command line means.
 
-    Without `--config` it is the YAML `demo` for the embedded set, made for minutes on a laptop, and
-    `published` for images of one's own. Both lie in `configs/` beside the script.
+    Without `--config` it is the YAML `published`, or, where there is one and no other images are named,
+    `demo`: the embedded set, made for minutes on a laptop. Both lie in `configs/` beside the script.
 
     Raises:
         UserError: one sentence about the first mistake found.
     """
 
     def default(settings: Mapping[str, str]) -> str:
-        return demo if settings.get("data.train", EMBEDDED) == EMBEDDED else published
+        embedded = settings.get("data.train", EMBEDDED) == EMBEDDED
+        return demo if demo and embedded else published
 
     path = Path(script)
     return read(
