@@ -16,6 +16,7 @@ from nestling.backbones.layers import DropPath, Mlp, init_linear
 from nestling.backbones.options import check_choice, check_drop_path, check_positive, check_width
 from nestling.backbones.position_table import resize_positions
 from nestling.backbones.registry import register
+from nestling.backbones.symbolic_windows import settle
 from nestling.backbones.window_attention import WindowAttention
 
 EPS = 1e-5
@@ -237,6 +238,7 @@ class Swin(Backbone):
 
     def _embed(self, images: Tensor, mask: Tensor | None) -> Tensor:
         self.check_size(*images.shape[-2:])
+        settle(*images.shape[-2:])
         x = self.patch_embed(images)  # B h w C
         grid = (x.shape[1], x.shape[2])
         if mask is not None:

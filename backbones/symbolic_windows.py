@@ -7,6 +7,8 @@ gives the same numbers.
 Shapes used below: as in `windows`.
 """
 
+import operator
+
 import torch
 from torch import Tensor
 
@@ -49,6 +51,13 @@ class SymbolicWindows(Windows):
     def merge_heads(self, x: Tensor, batch: int, num_heads: int) -> Tensor:
         """Shape: x (B, W H, T, D) -> (B, W, T, C)."""
         return x.unflatten(1, (self.number, num_heads)).transpose(2, 3).flatten(3)
+
+
+def settle(*sizes: int) -> None:
+    """Have torch.compile make one graph a size: with windows, sizes it keeps symbolic take it minutes."""
+    for size in sizes:
+        if not isinstance(size, torch.SymInt):  # of an export with dynamic sizes, which must stay symbolic
+            operator.index(size)  # a plain int; where torch.compile traces, it makes one of a symbolic one
 
 
 def cut_grid(grid: tuple[int, int], size: int, shifted: bool, masked: bool) -> Windows:

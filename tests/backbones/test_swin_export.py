@@ -36,20 +36,17 @@ class Plain(nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("padding", ["masked", "attended"])
-@pytest.mark.parametrize("position", ["both", "none"])
-def test_the_whole_graph_compiles_at_several_sizes_and_trains_alike(position, padding):
+@pytest.mark.parametrize(("padding", "position"), [("masked", "none"), ("attended", "both")])
+def test_the_whole_graph_compiles_at_several_sizes_and_trains_alike(padding, position):
     torch.compiler.reset()
-    model = tiny(position=position, padding=padding, window=2, mask_token=True)
+    model = tiny(padding=padding, position=position, window=2, mask_token=True)
     compiled = torch.compile(copy.deepcopy(model), fullgraph=True, backend="aot_eager")
-    for size in [(64, 64), (32, 48), (36, 45)]:
-        images = torch.randn(2, 3, *size)
-        mask = torch.rand(2, *(-(-side // 32) for side in size)) < 0.5
-        for inputs in [(images,), (images, mask)]:
-            expected, found = model(*inputs), compiled(*inputs)
-            torch.testing.assert_close(found.patches, expected.patches, rtol=0, atol=1e-5)
-            assert found.grid == expected.grid
-            found.cls.sum().backward()
+    for size in [(64, 64), (36, 45)]:  # the second size would make them symbolic
+        images, mask = torch.randn(2, 3, *size), torch.ones(2, 2, 2, dtype=torch.bool).triu()
+        expected, found = model(images, mask), compiled(images, mask)
+        torch.testing.assert_close(found.patches, expected.patches, rtol=0, atol=1e-5)
+        assert found.grid == expected.grid
+        found.cls.sum().backward()
 
 
 @pytest.mark.parametrize("shifted", [False, True])
@@ -65,7 +62,7 @@ def test_an_exported_layer_serves_every_grid(masked, shifted):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [(4, 4), (224, 224), (50, 70)])
+@pytest.mark.parametrize("size", [(4, 4), (50, 70)])
 def test_an_export_at_one_size_gives_the_same_features(size):
     model, images = tiny(position="both").double().eval(), torch.randn(1, 3, *size).double()
     found, expected = export(Plain(model), (images,)).module()(images), Plain(model)(images)
@@ -77,9 +74,8 @@ def dynamic() -> dict[int, object]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("padding", ["masked", "attended"])
-def test_an_exported_graph_serves_every_size_above_one_patch_of_the_last_stage(padding):
-    model = Plain(tiny(padding=padding, position="both").double().eval())
+def test_an_exported_graph_serves_every_size_above_one_patch_of_the_last_stage():
+    model = Plain(tiny(position="both").double().eval())
     images = torch.randn(2, 3, 240, 256).double()
     exported = export(model, (images,), dynamic_shapes=(dynamic(),)).module()
     for batch, *size in [(2, 224, 224), (1, 288, 256), (3, 64, 100), (1, 33, 301)]:
@@ -92,7 +88,7 @@ def test_an_exported_graph_serves_every_size_above_one_patch_of_the_last_stage(p
 def test_onnxruntime_gives_the_same_features_at_every_size(tmp_path):
     pytest.importorskip("onnxscript")
     onnxruntime = pytest.importorskip("onnxruntime")
-    model, path = Plain(tiny(position="both").eval()), tmp_path / "swin.onnx"
+    model, path = Plain(tiny(padding="attended")).eval(), tmp_path / "swin.onnx"
     program = torch.onnx.export(
         model, (torch.randn(2, 3, 240, 256),), dynamo=True, dynamic_shapes=(dynamic(),), verbose=False
     )
