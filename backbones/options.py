@@ -1,17 +1,19 @@
 """What a family refuses when it is built: each raises ValueError with one sentence that names the option."""
 
+import math
+
 
 def check_positive(name: str, **options: float) -> None:
-    """All must be above 0."""
+    """All must be above 0, and finite."""
     for option, value in options.items():
-        if not value > 0:  # so written, it refuses nan too
+        if not 0 < value < math.inf:  # so written, it refuses nan too
             raise ValueError(f"{option} of {name} must be above 0, not {value}")
 
 
 def check_not_negative(name: str, **options: float) -> None:
-    """All must be 0 or more."""
+    """All must be 0 or more, and finite."""
     for option, value in options.items():
-        if not value >= 0:
+        if not 0 <= value < math.inf:
             raise ValueError(f"{option} of {name} must be 0 or more, not {value}")
 
 
@@ -19,6 +21,13 @@ def check_drop_path(name: str, drop_path: float) -> None:
     """A probability below 1."""
     if not 0 <= drop_path < 1:
         raise ValueError(f"drop_path of {name} must be from 0 to below 1, not {drop_path}")
+
+
+def check_unread(name: str, reason: str, **options: tuple[object, object]) -> None:
+    """Options that nothing reads, as pairs of value and default, must keep their default."""
+    for option, (value, default) in options.items():
+        if value != default:
+            raise ValueError(f"{option}={value} of {name} would do nothing {reason}; leave it out")
 
 
 def check_choice(name: str, option: str, value: str | int, choices: tuple[str | int, ...]) -> None:

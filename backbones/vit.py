@@ -16,6 +16,7 @@ from nestling.backbones.options import (
     check_drop_path,
     check_not_negative,
     check_positive,
+    check_unread,
     check_width,
 )
 from nestling.backbones.position_table import resize_positions
@@ -104,23 +105,17 @@ class ViT(Backbone):
         check_choice(name, "ffn", ffn, ("mlp", "swiglu"))
         check_drop_path(name, drop_path)
         check_width(name, embed_dim, num_heads, mlp_ratio)
-        _check_position(name, position, embed_dim, num_heads, patch, position_size, interpolate_offset)
+        _check_position(name, position, embed_dim, num_heads, patch, position_size)
+        rope = (rope_base, rope_shift, rope_jitter, rope_rescale)
+        _check_unread(name, position, (interpolate_offset, interpolate_antialias), rope)
         self.name, self.embed_dim, self.stride, self.min_size = name, embed_dim, patch, patch
         hidden_dim = int(embed_dim * mlp_ratio)
         rates = [drop_path * number / max(1, depth - 1) for number in range(depth)]
 
         self.patch_embed = PatchEmbedding(in_chans, embed_dim, patch)
-        self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim))
-        self.register_tokens = nn.Parameter(torch.empty(1, registers, embed_dim)) if registers else None
-        self.mask_token = nn.Parameter(torch.zeros(1, 1, embed_dim)) if mask_token else None
+        self._add_tokens(registers, mask_token, (position_size // patch) ** 2 if position == "learned" else 0)
         self.position, self.offset, self.antialias = position, interpolate_offset, interpolate_antialias
-        self.pos_embed = self.rope = None
-        if position == "learned":
-            self.pos_embed = nn.Parameter(torch.empty(1, 1 + (position_size // patch) ** 2, embed_dim))
-        if position == "rope":
-            self.rope = AxialRope(
-                name, embed_dim // num_heads, rope_base, rope_shift, rope_jitter, rope_rescale
-            )
+        self.rope = AxialRope(name, embed_dim // num_heads, *rope) if position == "rope" else None
         self.blocks = nn.ModuleList(
             Block(embed_dim, num_heads, hidden_dim, qkv_bias, ffn, layer_scale, rate) for rate in rates
         )
@@ -130,10 +125,18 @@ class ViT(Backbone):
             for number, layer in enumerate(pyramid_layers(patch, embed_dim), start=1):
                 self.add_module(f"fpn{number}", layer)  # the published detectors' names
 
+        self.apply(init_linear)
+
+    def _add_tokens(self, registers: int, mask_token: bool, positions: int) -> None:
+        """Class, register and mask token, and a table of positions for the class and that many patches."""
+        dim = self.embed_dim
+        self.cls_token = nn.Parameter(torch.empty(1, 1, dim))
+        self.register_tokens = nn.Parameter(torch.empty(1, registers, dim)) if registers else None
+        self.mask_token = nn.Parameter(torch.zeros(1, 1, dim)) if mask_token else None
+        self.pos_embed = nn.Parameter(torch.empty(1, 1 + positions, dim)) if positions else None
         for tokens in (self.cls_token, self.register_tokens, self.pos_embed):
             if tokens is not None:
                 nn.init.trunc_normal_(tokens, std=0.02)
-        self.apply(init_linear)
 
     def forward(self, images: Tensor, mask: Tensor | None = None) -> Features:
         x, grid, rope = self._embed(images, mask)
@@ -223,11 +226,8 @@ class ViT(Backbone):
         return x, grid, rope
 
 
-def _check_position(
-    name: str, position: str, dim: int, num_heads: int, patch: int, size: int, offset: float
-) -> None:
+def _check_position(name: str, position: str, dim: int, num_heads: int, patch: int, size: int) -> None:
     check_choice(name, "position", position, ("learned", "sincos2d", "rope", "none"))
-    check_not_negative(name, interpolate_offset=offset)
     if position == "learned" and (size < patch or size % patch):
         raise ValueError(
             f"position_size={size} of {name} is not a multiple of patch={patch}; "
@@ -239,6 +239,20 @@ def _check_position(
         raise ValueError(
             f"embed_dim / num_heads of {name} is {dim // num_heads}, no multiple of 4 as position=rope needs"
         )
+
+
+def _check_unread(
+    name: str, position: str, table: tuple[float, bool], rope: tuple[float, float, float, float]
+) -> None:
+    """Settings of another position encoding than the one chosen."""
+    (offset, antialias), (base, shift, jitter, rescale) = table, rope
+    check_not_negative(name, interpolate_offset=offset)
+    reason = f"with position={position}"
+    if position != "learned":
+        check_unread(name, reason, interpolate_offset=(offset, 0.0), interpolate_antialias=(antialias, False))
+    if position != "rope":
+        check_unread(name, reason, rope_base=(base, 100.0), rope_shift=(shift, 0.0))
+        check_unread(name, reason, rope_jitter=(jitter, 1.0), rope_rescale=(rescale, 1.0))
 
 
 def _nearest_multiples(length: int, step: int) -> str:

@@ -71,7 +71,7 @@ class Windows(NamedTuple):
         missing = rows.padded - rows.length, columns.padded - columns.length
         if any(missing):
             x = F.pad(x, (0, 0, 0, missing[1], 0, missing[0]))
-        shape = (x.shape[0], rows.num_windows, rows.window, columns.num_windows, columns.window, -1)
+        shape = (x.shape[0], rows.num_windows, rows.window, columns.num_windows, columns.window, x.shape[-1])
         return self._roll(x, -1).reshape(shape)
 
     def join(self, x: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class Windows(NamedTuple):
         Shape:
             x: (B, W rows, M, W columns, M, C) -> (B, h, w, C)
         """
-        x = x.reshape(x.shape[0], self.rows.padded, self.columns.padded, -1)
+        x = x.reshape(x.shape[0], self.rows.padded, self.columns.padded, x.shape[-1])
         return self._roll(x, 1)[:, : self.rows.length, : self.columns.length]
 
     def split_heads(self, qkv: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -101,7 +101,8 @@ class Windows(NamedTuple):
         Shape:
             x: (B W, H, T, D) or (B, W H, T, D) -> (B, W rows, M, W columns, M, C)
         """
-        x = x.reshape(batch, self.rows.num_windows, self.columns.num_windows, num_heads, *self.size, -1)
+        places = (self.rows.num_windows, self.columns.num_windows, num_heads, *self.size)
+        x = x.reshape(batch, *places, x.shape[-1])
         return x.permute(0, 1, 4, 2, 5, 3, 6).flatten(5)
 
     def _roll(self, x: Tensor, sign: int) -> Tensor:

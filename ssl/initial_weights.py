@@ -5,41 +5,70 @@ the head starts fresh, and `backbone.freeze_epochs` keeps its first, random grad
 """
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+from nestling import backbones
 from nestling.backbones.weights import Report, Weights, fit, read
 from nestling.ssl.config import Config
 from nestling.ssl.distillation import SelfDistillation
 from nestling.ssl.errors import UserError
 from nestling.ssl.keys import show
+from nestling.ssl.run import checkpoints
+from nestling.ssl.run.loading import saved_config
 
 logger = logging.getLogger("nestling")
 
 # A file's mask token and detection layers would get no gradient, its table is resized to the views at
 # hand, and its stem is adapted to the channels of the images.
-OWN_CHOICE = ("mask_token", "pyramid", "position_size", "in_chans")
+OWN_CHOICE = ("mask_token", "pyramid", "position_size", "in_chans", "drop_path")
 
 
-def read_initial(config: Config) -> Weights | None:
-    """The weights that a run starts from, where it does.
+def settled(config: Config) -> tuple[Config, Weights | None]:
+    """The weights that a run starts from, where it does, and the config completed by their network's options.
+
+    A run that is resumed needs no file any more: its own config holds the options.
 
     Raises:
         UserError: the file can't be read, or holds another backbone than `backbone.name`.
     """
     if config.init_from is None:
-        return None
+        return config, None
+    begun = checkpoints.newest(Path(config.out)) if config.resume != "never" else None
+    if begun is not None:
+        saved = saved_config(begun)
+        same = (saved.init_from, saved.backbone.name) == (config.init_from, config.backbone.name)
+        return (with_options(config, saved.backbone.options) if same else config), None
+    weights = read_initial(config.init_from, config)
+    return with_options(config, weights.options), weights
+
+
+def with_options(config: Config, options: Mapping[str, Any]) -> Config:
+    """The config with the options of the weights' own network, where it doesn't set them itself.
+
+    So a layer scale, registers or the interpolation that the weights were trained with need not be spelled.
+    """
+    kept = {name: value for name, value in options.items() if name not in OWN_CHOICE}
+    return replace(config, backbone=replace(config.backbone, options={**kept, **config.backbone.options}))
+
+
+def read_initial(path: str, config: Config) -> Weights:
+    """The weights in a file, as the network that `config` names."""
     name = config.backbone.name
+    own = {} if name in backbones.names() else {"name": name}  # code of one's own runs if it is named here
     try:
-        weights = read(config.init_from)
+        weights = read(path, **own)
         if weights.name != name and family(weights.name) == family(name) and weights.layout != "nestling":
-            other = read(config.init_from, name=name)
+            other = read(path, name=name)
             if other.options.keys() <= weights.options.keys() | config.backbone.options.keys():
                 weights = other  # a foreign file doesn't say which of two names that fit equally well
     except ValueError as error:
-        raise UserError(f"init_from={config.init_from}: {error}") from None
+        raise UserError(f"init_from={path}: {error}") from None
     if weights.name != name:
         raise UserError(
-            f"init_from={config.init_from} holds {weights.name}, but backbone.name={name}; "
+            f"init_from={path} holds {weights.name}, but backbone.name={name}; "
             f"set backbone.name={weights.name}"
         )
     return weights
@@ -48,18 +77,6 @@ def read_initial(config: Config) -> Weights | None:
 def family(name: str) -> str:
     """`vit` of `vit_small_p16`."""
     return name.partition("_")[0]
-
-
-def completed(config: Config, weights: Weights | None) -> Config:
-    """The config with the options of the weights' own network, where it doesn't set them itself.
-
-    So a layer scale, registers or the interpolation that the weights were trained with need not be spelled.
-    """
-    if weights is None:
-        return config
-    kept = {name: value for name, value in weights.options.items() if name not in (*OWN_CHOICE, "drop_path")}
-    options = {**kept, **config.backbone.options}
-    return replace(config, backbone=replace(config.backbone, options=options))
 
 
 def start_from(method: SelfDistillation, weights: Weights, config: Config) -> Report:

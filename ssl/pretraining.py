@@ -15,7 +15,7 @@ from nestling.ssl.data.photo_tiles import PhotoTiles
 from nestling.ssl.data.sources import ImageSource, open_pair
 from nestling.ssl.distillation import SelfDistillation
 from nestling.ssl.evaluation.online import OnlineKnn
-from nestling.ssl.initial_weights import completed, read_initial, start_from
+from nestling.ssl.initial_weights import settled, start_from
 from nestling.ssl.run import processes
 from nestling.ssl.run.progress import say_only_here
 from nestling.ssl.run.results import show
@@ -37,8 +37,7 @@ def pretrain(config: Config) -> Path:
         UserError: a setting, the images or the run directory can't be used.
     """
     config = with_absolute_paths(config)
-    weights = read_initial(config)
-    config = completed(config, weights)
+    config, weights = settled(config)
     validate(config)
     accelerator = processes.start(config)
     say_only_here(accelerator.is_main_process)
@@ -52,7 +51,7 @@ def pretrain(config: Config) -> Path:
 
     torch.manual_seed(config.seed)  # alike on all processes: the teacher is never broadcast
     method = SelfDistillation(config).to(accelerator.device)
-    if weights is not None:  # a run that is resumed replaces them with its own
+    if weights is not None:
         start_from(method, weights, config)
     run = Run(config, accelerator, global_batch, len(images))
     announce(config, accelerator, schedules, images, queries)

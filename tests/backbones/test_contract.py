@@ -63,6 +63,16 @@ def assert_same(found, expected, **tolerance):
     assert tuple(found.grid) == tuple(expected.grid)
 
 
+@pytest.mark.parametrize("name", ONE_PER_FAMILY)
+def test_a_batch_without_images_has_features_without_rows(name):
+    model = shrunk(name).eval()
+    height, width = legal(model, (64, 96))
+    features = model(torch.empty(0, 3, height, width))
+    rows, columns = features.grid
+    assert features.cls.shape == (0, model.embed_dim)
+    assert features.patches.shape == (0, rows * columns, model.embed_dim)
+
+
 def test_every_family_is_here():
     assert {family(name) for name in NAMES} == SHRUNK.keys()
     assert set(ONE_PER_FAMILY) <= set(NAMES)
@@ -207,7 +217,7 @@ def test_activation_checkpointing_changes_neither_gradients_nor_running_statisti
 def test_the_whole_graph_compiles_to_the_same_outputs(name):
     torch.compiler.reset()
     model = shrunk(name).eval()
-    compiled = torch.compile(copy.deepcopy(model), fullgraph=True, backend="eager")
+    compiled = torch.compile(copy.deepcopy(model), fullgraph=True, dynamic=False, backend="eager")
     for size in [(64, 96), (96, 64)]:
         images = images_for(model, size)
         assert_same(compiled(images), model(images))
@@ -219,7 +229,7 @@ def test_compiled_by_inductor_it_trains_alike(name):
     torch.compiler.reset()
     model = shrunk(name).train()
     twin = copy.deepcopy(model)
-    compiled = torch.compile(twin, fullgraph=True)
+    compiled = torch.compile(twin, fullgraph=True, dynamic=False)
     images = images_for(model)
     expected, found = model(images), compiled(images)
     assert_same(found, expected, rtol=1e-4, atol=1e-4)
@@ -239,3 +249,19 @@ def test_an_exported_program_gives_the_same_outputs(name):
     program = torch.export.export(model, (images,)).module()
     other = torch.randn_like(images)
     assert_same(program(other), model(other))
+
+
+@torch.no_grad()
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ONE_PER_FAMILY[1:])
+def test_an_exported_program_of_free_height_and_width_gives_the_same_outputs(name):
+    model = shrunk(name).eval()
+    step = model.stride if family(name) == "vit" else 1
+    side = {
+        key: step * torch.export.Dim(key, min=64 // step, max=1024 // step) for key in ("height", "width")
+    }
+    shapes = {"images": {2: side["height"], 3: side["width"]}}
+    program = torch.export.export(model, (images_for(model, (96, 160)),), dynamic_shapes=shapes).module()
+    for size in [(96, 160), (130, 100), (224, 224)]:
+        images = images_for(model, size)
+        assert_same(program(images), model(images))

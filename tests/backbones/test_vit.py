@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+import re
 
 import pytest
 import torch
@@ -287,3 +288,28 @@ def test_bfloat16_and_autocast_give_their_types_and_nearly_the_same_features():
 def test_impossible_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         tiny(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"rope_jitter": 2.0}, "rope_jitter=2.0 of vit_tiny_p16 would do nothing with position=learned"),
+        ({"rope_base": 10.0, "position": "none"}, "rope_base=10.0 of vit_tiny_p16 would do nothing"),
+        (
+            {"interpolate_offset": 0.1, "position": "rope"},
+            "interpolate_offset=0.1 of vit_tiny_p16 would do nothing",
+        ),
+        (
+            {"interpolate_antialias": True, "position": "sincos2d"},
+            "interpolate_antialias=True of vit_tiny_p16",
+        ),
+        (
+            {"interpolate_offset": float("inf")},
+            "interpolate_offset of vit_tiny_p16 must be 0 or more, not inf",
+        ),
+        ({"mlp_ratio": float("inf")}, "mlp_ratio of vit_tiny_p16 must be above 0, not inf"),
+    ],
+)
+def test_an_option_that_would_do_nothing_or_is_infinite_is_refused(options, named):
+    with pytest.raises(ValueError, match=re.escape(named)):
+        backbones.create("vit_tiny_p16", depth=1, **options)

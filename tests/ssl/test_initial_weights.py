@@ -12,7 +12,7 @@ from nestling.ssl import config as schema
 from nestling.ssl.config import Config
 from nestling.ssl.distillation import SelfDistillation
 from nestling.ssl.errors import UserError
-from nestling.ssl.initial_weights import completed, read_initial, start_from
+from nestling.ssl.initial_weights import settled, start_from
 
 TINY = {
     "xcit_nano_12_p4": {"embed_dim": 16, "depth": 1, "num_heads": 2, "tokens_norm": True},
@@ -39,9 +39,8 @@ def saved(tmp_path: Path, name: str, **options) -> tuple[Path, dict[str, Tensor]
 
 
 def started(config: Config) -> SelfDistillation:
-    weights = read_initial(config)
+    config, weights = settled(config)
     assert weights is not None
-    config = completed(config, weights)
     method = SelfDistillation(config)
     start_from(method, weights, config)
     return method
@@ -59,7 +58,7 @@ def test_student_and_teacher_start_from_the_weights_in_every_family(name, tmp_pa
 def test_options_that_the_weights_were_trained_with_need_not_be_spelled(tmp_path):
     path, state = saved(tmp_path, "vit_tiny_p8", registers=2, layer_scale=0.1)
     config = config_of("vit_tiny_p8", path, {"position_size": 32})
-    options = completed(config, read_initial(config)).backbone.options
+    options = settled(config)[0].backbone.options
     assert (options["registers"], options["depth"], options["embed_dim"]) == (2, 1, 64)
     assert torch.equal(
         started(config).student.backbone.state_dict()["register_tokens"], state["register_tokens"]
@@ -69,7 +68,7 @@ def test_options_that_the_weights_were_trained_with_need_not_be_spelled(tmp_path
 def test_what_the_config_says_wins_over_what_the_file_says(tmp_path):
     path, _ = saved(tmp_path, "vit_tiny_p8")
     config = config_of("vit_tiny_p8", path, {"interpolate_antialias": True, "interpolate_offset": 0.0})
-    options = completed(config, read_initial(config)).backbone.options
+    options = settled(config)[0].backbone.options
     assert (options["interpolate_antialias"], options["interpolate_offset"]) == (True, 0.0)
 
 
@@ -117,4 +116,4 @@ def test_a_file_that_holds_no_weights_is_refused_by_key_and_name(content, tmp_pa
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(UserError, match=r"init_from=.*weights\.pth"):
-        read_initial(config_of("vit_tiny_p8", path))
+        settled(config_of("vit_tiny_p8", path))

@@ -1,6 +1,7 @@
 """The loop in this process: equivalences, resume, judging. The recipe's own tests start real processes."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from math import isfinite
 from pathlib import Path
@@ -203,6 +204,24 @@ def test_a_run_that_starts_from_weights_leaves_them_alone_while_its_head_warms_u
     assert [record["backbone_frozen"] for record in read(tmp_path / "run" / "log.jsonl")[1:]] == [
         True
     ] * 3 + [False] * 3
+
+
+def test_a_run_that_started_from_weights_goes_on_without_their_file(image_folder, tmp_path):
+    settings = config(
+        image_folder(per_class=12, size=20), tmp_path / "run", name="xcit_nano_12_p4", keep_last=9
+    )
+    settings.backbone.options = {"tokens_norm": True}
+    settings.init_from = str(tmp_path / "weights.pth")
+    network = backbones.create("xcit_nano_12_p4", embed_dim=16, depth=1, num_heads=2)
+    torch.save(network.state_dict(), settings.init_from)
+    whole, _ = trained(settings)
+    for checkpoint in checkpoints.saved(tmp_path / "run")[1:]:
+        shutil.rmtree(checkpoint)
+    Path(settings.init_from).unlink()
+    settings.resume = "auto"
+    resumed, _ = trained(settings)
+    assert_same(whole.student, resumed.student)
+    assert_same(whole.teacher, resumed.teacher)
 
 
 def test_weights_that_do_not_fit_are_refused_before_an_old_run_is_deleted(image_folder, tmp_path):
