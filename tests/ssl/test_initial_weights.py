@@ -81,6 +81,18 @@ def test_the_position_table_is_resized_to_the_one_of_the_config(tmp_path):
     assert torch.equal(table[:, 0], state["pos_embed"][:, 0])
 
 
+@pytest.mark.parametrize("name", TINY)
+def test_weights_for_other_channels_are_adapted_to_the_images(name, tmp_path):
+    path, state = saved(tmp_path, name, in_chans=1)
+    backbone = started(config_of(name, path, {**TINY[name]})).student.backbone.eval()
+    gray = torch.rand(2, 1, 32, 32)
+    torch.manual_seed(9)
+    single = backbones.create(name, **TINY[name], in_chans=1).eval()
+    assert torch.equal(single.state_dict()[next(iter(state))], state[next(iter(state))])
+    found, expected = backbone(gray.expand(-1, 3, -1, -1)).cls, single(gray).cls
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_a_mask_token_of_the_file_is_left_out_where_no_term_masks(tmp_path):
     path, _ = saved(tmp_path, "vit_tiny_p8", mask_token=True)
     assert "mask_token" not in started(config_of("vit_tiny_p8", path)).student.backbone.state_dict()
