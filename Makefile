@@ -21,10 +21,10 @@ demo: $(VENV)/demo.stamp  ## pretrain on the embedded images and show what was l
 	$(VENV)/bin/accelerate launch --config_file $(CONFIG) recipes/dino_xcit.py resume=auto $(ARGS)
 
 test: $(VENV)/test.stamp  ## run all tests
-	$(VENV)/bin/python -m pytest -n auto --dist loadfile $(ARGS)
+	$(VENV)/bin/python -m pytest -n auto --maxprocesses 8 --dist loadfile $(ARGS)
 
 test-fast: $(VENV)/test.stamp  ## run the tests that take about a second at most
-	$(VENV)/bin/python -m pytest -n auto --dist loadfile -m "not slow" $(ARGS)
+	$(VENV)/bin/python -m pytest -n auto --maxprocesses 8 --dist loadfile -m "not slow" $(ARGS)
 
 lint: $(VENV)/test.stamp  ## check style, types and the direction of imports
 	$(VENV)/bin/ruff check .
