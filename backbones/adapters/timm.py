@@ -20,6 +20,10 @@ from nestling.backbones.options import check_drop_path, check_positive
 
 _OURS = {
     "pretrained": "weights are never fetched; load them from a file",
+    "checkpoint_path": "weights are loaded from a file by load()",
+    "pretrained_cfg": "weights are never fetched; load them from a file",
+    "pretrained_cfg_overlay": "weights are never fetched; load them from a file",
+    "cache_dir": "nothing is fetched",
     "num_classes": "the classifier is always left out",
     "features_only": "the maps are what pyramid() gives",
     "drop_path_rate": "the contract's own option is drop_path",

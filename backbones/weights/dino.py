@@ -22,7 +22,7 @@ def convert(tensors: dict[str, Tensor]) -> Converted:
     if "mask_token" in tensors:
         tensors["mask_token"] = tensors["mask_token"].reshape(1, 1, -1)
     notes = []
-    if layout == "DINO":
+    if layout == "DINO" and "pos_embed" in tensors:
         notes = [
             "positions are interpolated as DINO trained them; a headless file of timm looks the same: "
             "for one give interpolate_offset=0.0, interpolate_antialias=True"

@@ -2,13 +2,18 @@
 
 A `.pth` file is a pickle, and unpickling may call anything. Here it is always read with torch's
 restricted reader (`weights_only=True`), and the names of foreign classes and functions that the file
-mentions (an argparse.Namespace, a DictConfig, a numpy scalar) are bound to inert classes of our own: the
-tensors load, nothing of the file's is imported or called.
+mentions (an argparse.Namespace, a DictConfig, a numpy scalar) are bound to inert classes of our own; those
+that the file fills as dictionaries or lists (a CfgNode, a deque) become plain ones. So the tensors load,
+and nothing of the file's is imported or called.
+
+Refused are files that ask for the operating system, and what torch's reader has no means for: whole
+modules pickled before torch 1.6, lists of a foreign class that also carry attributes, other pickle protocols.
 """
 
 import re
 import warnings
 import zipfile
+from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections import OrderedDict
 from pathlib import Path
 from pickle import UnpicklingError
@@ -20,7 +25,6 @@ import torch
 # What torch's reader raises for a damaged or a hostile file, besides UnpicklingError.
 _DAMAGES = (RuntimeError, EOFError, OSError, KeyError, IndexError, TypeError, ValueError, AttributeError)
 _BLOCKED = ("os", "posix", "nt", "sys", "subprocess", "pty")
-_RENAMED = {"__builtin__": "builtins", "copy_reg": "copyreg"}  # as Python 2 wrote them, and torch reads them
 _LEGACY_PICKLES = 5  # magic number, protocol, system, the object, the storages' keys
 
 
@@ -50,6 +54,20 @@ class Inert:
 
     def __repr__(self) -> str:
         return f"<an object of {self.origin}, not read>"
+
+
+class InertMapping(Inert):
+    """Stands in for a foreign dictionary: a plain one, the only kind that torch's reader fills."""
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Any:
+        return OrderedDict()
+
+
+class InertList(Inert):
+    """Stands in for a foreign list: a plain one."""
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Any:
+        return []
 
 
 def read_file(path: Path) -> FileContent:
@@ -125,36 +143,58 @@ def _read_legacy(path: Path) -> Any:
 
 
 def _globals_of_a_pickle(file: BinaryIO) -> set[str]:
-    """The names that the next pickle of a file mentions; read, not run."""
+    """The names that the next pickle of a file mentions; read, not run, and without Python 2's spellings."""
     pairs = [str(argument).split(" ", 1) for code, argument, _ in genops(file) if code.name == "GLOBAL"]
-    return {f"{_RENAMED.get(module, module)}.{name}" for module, name in pairs}
+    return {
+        ".".join(NAME_MAPPING.get((module, name), (IMPORT_MAPPING.get(module, module), name)))
+        for module, name in pairs
+    }
 
 
 def _load(path: Path, names: list[str], mmap: bool) -> Any:
     blocked = [name for name in names if name.partition(".")[0] in _BLOCKED]
     if blocked:
         raise ValueError(f"{path} asks to call {blocked[0]}: this is no file of weights, and was not read")
-    stand_ins: list[Any] = [(_stand_in(name), name) for name in names]
-    try:
-        with warnings.catch_warnings(), torch.serialization.safe_globals(stand_ins):
-            warnings.simplefilter("ignore")  # of torch, about the age of the file's format
-            if path.suffix == ".safetensors":  # torch would go by the name, and this isn't one
-                with path.open("rb") as file:
-                    return torch.load(file, map_location="cpu", weights_only=True)
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    except (UnpicklingError, *_DAMAGES) as error:
-        raise _unreadable(path, error, names) from error
+    kinds: dict[str, type[Inert]] = {}
+    while True:
+        stand_ins = {name: _stand_in(name, kinds.get(name, Inert)) for name in names}
+        try:
+            return _load_once(path, stand_ins, mmap)
+        except (UnpicklingError, *_DAMAGES) as error:
+            name, kind = _container(str(error), stand_ins)
+            if name in kinds or not name:
+                raise _unreadable(path, error, names) from error
+            kinds[name] = kind  # only the attempt shows what a file fills: once more, with a plain one
 
 
-def _stand_in(name: str) -> Any:
-    if name == "collections.defaultdict":  # the one foreign container that may hold the tensors
-        return lambda *_: OrderedDict()
-    return type("Inert", (Inert,), {"origin": name})
+def _load_once(path: Path, stand_ins: dict[str, type[Inert]], mmap: bool) -> Any:
+    named: list[Any] = [(stand_in, name) for name, stand_in in stand_ins.items()]
+    with warnings.catch_warnings(), torch.serialization.safe_globals(named):
+        warnings.simplefilter("ignore")  # of torch, about the age of the file's format
+        if path.suffix == ".safetensors":  # torch would go by the name, and this isn't one
+            with path.open("rb") as file:
+                return torch.load(file, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+
+
+def _stand_in(name: str, kind: type[Inert]) -> type[Inert]:
+    """A class that prints as the foreign one."""
+    module, _, last = name.rpartition(".")
+    return type("Inert", (kind,), {"origin": name, "__module__": module, "__qualname__": last})
+
+
+def _container(error: str, stand_ins: dict[str, type[Inert]]) -> tuple[str, type[Inert]]:
+    """The foreign class that torch's reader did not want to fill, and what it would fill; else empty."""
+    match = re.search(r"Can only (SETITEM|append).*but got (<class '.*'>)", error)
+    name = next((name for name, stand_in in stand_ins.items() if match and repr(stand_in) == match[2]), "")
+    return name, InertMapping if match and match[1] == "SETITEM" else InertList
 
 
 def _unreadable(path: Path, error: Exception, names: list[str] | None = None) -> ValueError:
-    detail = re.search(r"WeightsUnpickler error: (.*)", str(error))  # amid advice on reading it unsafely
+    detail = re.search(r"WeightsUnpickler error:\s*(.+)", str(error))  # amid advice on reading it unsafely
     reason = (detail[1] if detail else str(error).partition("\n")[0]).partition(". ")[0]
+    if "Only persistent_load of storage" in reason:
+        reason = "it holds a whole pickled module in the format before torch 1.6"
     unknown = sorted(name for name in names or () if not name.startswith(("torch.", "collections.")))
     foreign = f"; it holds objects of {', '.join(unknown)}" if unknown else ""
     return ValueError(f"{path} can't be read as weights alone ({reason}{foreign}); save a state_dict()")

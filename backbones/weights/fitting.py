@@ -8,6 +8,7 @@ from torch import Tensor
 
 from nestling.backbones.features import Backbone
 from nestling.backbones.position_table import resize_positions
+from nestling.backbones.vit import ViT
 from nestling.backbones.weights.layout import grid_side
 from nestling.backbones.weights.report import Report, shorten
 
@@ -15,7 +16,10 @@ STEMS = ("patch_embed.proj.weight", "patch_embed.proj.0.0.weight")
 TABLES = {"pos_embed": 1, "absolute_pos_embed": 0}  # a table, and its entries before the grid's
 
 # Tensors of these names act inside a network: leaving them out would change the features unseen.
-_INNER = ("norm_pre", "dist_token", "rel_pos_bias", "storage_tokens", "rope_embed", "pos_embed", "reg_token")
+_INNER = (
+    *("cls_token", "dist_token", "register_tokens", "reg_token", "storage_tokens"),
+    *("pos_embed", "absolute_pos_embed", "pos_embeder", "rel_pos_bias", "rope_embed", "norm_pre"),
+)
 
 
 def fit(
@@ -33,16 +37,18 @@ def fit(
 
     With `adapt` the first convolution follows the backbone's number of input channels: summed over the
     channels for one, else repeated in turn and scaled by old / new, so that activations keep their size;
-    and a position table is resized (bicubic) to the backbone's. Both are noted in the report.
+    and a position table is resized to the backbone's as a ViT would read it at that size, by its own
+    `interpolate_*`. Both are noted in the report.
     `allow_partial` names, as patterns like `blocks.11.*`, what may be missing, of another shape, or not
     in the backbone. The last four arguments go into the report.
 
-    Raises ValueError where a tensor of the backbone isn't matched, where the tensors hold a part that the
-    backbone lacks, or where a pattern matches no key.
+    Raises ValueError where a tensor of the backbone isn't matched, is not finite or holds integers for
+    fractions, where the tensors hold a part that the backbone lacks, or where a pattern matches no key.
     """
     wanted, found, said = backbone.state_dict(), dict(tensors), list(notes)
     if adapt:
-        said += _adapt(found, wanted)
+        rule = (backbone.offset, backbone.antialias) if isinstance(backbone, ViT) else (0.0, False)
+        said += _adapt(found, wanted, rule)
     missing = [key for key in wanted if key not in found]
     misshapen = {
         key: (tuple(found[key].shape), tuple(value.shape))
@@ -55,6 +61,8 @@ def fit(
         layout, network, tuple(matched), tuple(missing), (*unexpected, *left_out), misshapen, tuple(said)
     )
     _check(backbone.name, report, unexpected, wanted, allow_partial)
+    for key in matched:
+        _check_numbers(key, found[key], wanted[key])
     backbone.load_state_dict({key: found[key] for key in matched}, strict=False)
     return report
 
@@ -92,8 +100,22 @@ def _check(
         )
 
 
-def _adapt(found: dict[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
-    """Adapt the stem and the position table in place; returns what was done."""
+def _check_numbers(key: str, found: Tensor, wanted: Tensor) -> None:
+    if not wanted.is_floating_point():  # a counter of the running statistics
+        return
+    if not found.is_floating_point() or found.dtype.itemsize == 1:  # float8 means nothing without its scale
+        raise ValueError(f"{key} holds {found.dtype}, not numbers in 16 bits or more; are they quantised?")
+    if not found.isfinite().all():
+        raise ValueError(
+            f"{key} holds nan or infinity, so these weights are damaged or their training diverged"
+        )
+
+
+def _adapt(found: dict[str, Tensor], wanted: Mapping[str, Tensor], rule: tuple[float, bool]) -> list[str]:
+    """Adapt the stem and, by a `rule` of offset and antialias, the position table in place.
+
+    Returns what was done.
+    """
     notes = []
     for key in STEMS:
         if key in found and key in wanted:
@@ -105,7 +127,7 @@ def _adapt(found: dict[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
         if key in found and key in wanted:
             rows, target = found[key].shape[1], wanted[key].shape[1]
             if rows != target and found[key].shape[-1] == wanted[key].shape[-1]:
-                found[key] = resize_table(found[key], target - prefix, prefix)
+                found[key] = resize_table(found[key], target - prefix, prefix, *rule)
                 sides = grid_side(rows - prefix, key), grid_side(target - prefix, key)
                 notes.append(
                     f"adapted: {key} from {sides[0]} x {sides[0]} to {sides[1]} x {sides[1]} patches"
@@ -128,7 +150,9 @@ def adapt_stem(weight: Tensor, in_chans: int) -> Tensor:
     return weight[:, torch.arange(in_chans) % old] * (old / in_chans)
 
 
-def resize_table(table: Tensor, num: int, prefix: int) -> Tensor:
+def resize_table(
+    table: Tensor, num: int, prefix: int, offset: float = 0.0, antialias: bool = False
+) -> Tensor:
     """A position table for a square grid of `num` patches, its first `prefix` entries kept.
 
     Shape:
@@ -136,4 +160,5 @@ def resize_table(table: Tensor, num: int, prefix: int) -> Tensor:
     """
     grid_side(table.shape[1] - prefix, "the position table")  # refuses what is no square
     new = grid_side(num, "the backbone's position table")
-    return torch.cat([table[:, :prefix], resize_positions(table[0, prefix:], (new, new))[None]], dim=1)
+    patches = resize_positions(table[0, prefix:], (new, new), offset, antialias)
+    return torch.cat([table[:, :prefix], patches[None]], dim=1)

@@ -21,6 +21,7 @@ from nestling.backbones.weights.layout import Converted, join, rename, split, ta
 from nestling.backbones.weights.swin import BUFFERS, add_tables, widen_tables
 
 EPS = {"vit": 1e-6, "swin": 1e-5}
+STEM = "patch_embeddings.projection.weight"
 LIBRARY_EPS = {"ViT": 1e-12}  # where it differs, unless config.json says otherwise
 
 # From old names and new ones to ours; query, key and value stay apart until `join`.
@@ -62,14 +63,17 @@ SWIN_RULES = [
 
 
 def convert(tensors: dict[str, Tensor], config: Mapping[str, Any]) -> Converted:
-    """Our keys from Hugging Face's; `config` is its config.json, or empty.
+    """Our keys from Hugging Face's; `config` is its config.json, or empty; one of another width is not used.
 
     Raises ValueError for an activation that ours is not.
     """
-    if config.get("hidden_act", "gelu") != "gelu":
-        raise ValueError(f"hidden_act={config['hidden_act']!r} in config.json: only gelu is ours")
     is_swin = any(".relative_position_bias" in key for key in tensors)
     family = "swin" if is_swin else "vit"
+    stem = next(value for key, value in tensors.items() if key.endswith(STEM))
+    if config.get("embed_dim" if is_swin else "hidden_size") != len(stem):
+        config = {}
+    if config.get("hidden_act", "gelu") != "gelu":
+        raise ValueError(f"hidden_act={config['hidden_act']!r} in config.json: only gelu is ours")
     tensors = rename(tensors, SWIN_RULES if is_swin else VIT_RULES)
     left_out = take(tensors, BUFFERS)
     for kind in ("weight", "bias"):

@@ -13,6 +13,9 @@ from nestling.backbones.features import Backbone
 from nestling.backbones.self_attention import Attention
 from nestling.backbones.weights.layout import grid_side
 
+# Heads of the ViT sizes in use (H, g, G: Zhai et al., 2022; the others are DINOv2's and DeiT's).
+HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1280: 16, 1408: 16, 1536: 24, 1664: 16}
+
 FAMILIES: dict[str, tuple[type[Backbone], dict[str, dict[str, Any]]]] = {
     "vit": (vit.ViT, dict(vit.variants())),
     "swin": (swin.Swin, dict(swin.variants())),
@@ -89,7 +92,7 @@ def _vit(tensors: Mapping[str, Tensor], known: Mapping[str, Any]) -> dict[str, A
     options = _stem(tensors) | {
         "embed_dim": dim,
         "depth": count(tensors, "blocks"),
-        "num_heads": known.get("num_heads") or _heads_of_64(dim),
+        "num_heads": known.get("num_heads") or _usual_heads(dim),
         "qkv_bias": "blocks.0.attn.qkv.bias" in tensors,
         "layer_scale": 1e-5 if "blocks.0.ls1.gamma" in tensors else 0.0,
         "registers": tensors["register_tokens"].shape[1] if "register_tokens" in tensors else 0,
@@ -114,7 +117,17 @@ def _vit(tensors: Mapping[str, Tensor], known: Mapping[str, Any]) -> dict[str, A
     return options
 
 
-def _heads_of_64(dim: int) -> int:
+def assumptions(family: str, settled: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
+    """A note where `identify` had to assume what no tensor shows."""
+    if family != "vit" or known.get("num_heads") or settled["embed_dim"] in HEADS:
+        return []
+    heads = settled["num_heads"]
+    return [f"num_heads assumed to be width / 64 = {heads}; give num_heads where the network has others"]
+
+
+def _usual_heads(dim: int) -> int:
+    if dim in HEADS:
+        return HEADS[dim]
     if dim % 64:
         raise ValueError(f"these tensors are a vit of width {dim}, no multiple of 64; give num_heads")
     return dim // 64

@@ -12,8 +12,14 @@ from nestling.backbones.registry import create
 from nestling.backbones.weights import own
 from nestling.backbones.weights.files import read_file
 from nestling.backbones.weights.fitting import fit
-from nestling.backbones.weights.folders import config_beside, find_weights
-from nestling.backbones.weights.identify import beyond_defaults, family_of, identify, nearest_name
+from nestling.backbones.weights.folders import find_weights
+from nestling.backbones.weights.identify import (
+    assumptions,
+    beyond_defaults,
+    family_of,
+    identify,
+    nearest_name,
+)
 from nestling.backbones.weights.prefixes import NETWORKS, Network, open_container
 from nestling.backbones.weights.recognise import convert
 from nestling.backbones.weights.report import Report
@@ -91,29 +97,27 @@ def read(path: str | Path, network: str = "teacher", name: str | None = None, **
         raise ValueError(f"network={network!r}: choose teacher or student")
     file = find_weights(Path(path).expanduser(), network)
     content, metadata = read_file(file)
-    found = open_container(content, network, str(file))
     description = own.describe(metadata, str(file))
-    if description is not None:
-        own.check_name(description.name, name, str(file))
-        label = found.network or (file.stem if file.stem in NETWORKS else None)
-        return Weights(
-            found.tensors,
-            description.name,
-            {**description.options, **options},
-            "nestling",
-            label,
-            found.heads,
-        )
-    return _foreign(file, found, name, options)
+    if description is None:
+        return _foreign(file, open_container(content, network, str(file)), name, options)
+    own.check_name(description.name, name, str(file))
+    tensors, heads = own.split_heads(content, description)
+    options = {**description.options, **options}
+    return Weights(tensors, description.name, options, "nestling", _label(file), heads)
 
 
 def _foreign(file: Path, found: Network, name: str | None, options: Mapping[str, Any]) -> Weights:
     """A file that doesn't say what it holds."""
-    converted = convert(found.tensors, found.heads, config_beside(file), str(file))
+    converted = convert(found.tensors, found.heads, file)
+    trained = converted.options
+    if "pos_embed" not in converted.tensors:  # how to resize a table is refused where there is none
+        trained = {key: value for key, value in trained.items() if not key.startswith("interpolate_")}
+    known = {**trained, **options}
     try:
-        settled = identify(converted.family, converted.tensors, {**converted.options, **options})
+        settled = identify(converted.family, converted.tensors, known)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
+    notes = [*converted.notes, *assumptions(converted.family, settled, known)]
     if name is None:
         name, rest = nearest_name(converted.family, settled)
     elif family_of(name) == converted.family:
@@ -125,7 +129,11 @@ def _foreign(file: Path, found: Network, name: str | None, options: Mapping[str,
         name,
         {**rest, **options},
         converted.layout,
-        found.network or (file.stem if file.stem in NETWORKS else None),
+        found.network or _label(file),
         (*converted.left_out, *found.heads),
-        tuple(converted.notes),
+        tuple(notes),
     )
+
+
+def _label(file: Path) -> str | None:
+    return file.stem if file.stem in NETWORKS else None

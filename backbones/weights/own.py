@@ -4,7 +4,10 @@
 """
 
 import json
+from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from nestling.backbones.registry import names
 
@@ -12,10 +15,11 @@ KEY = "nestling"
 
 
 class Description(NamedTuple):
-    """A backbone's registered name and the options it was built with."""
+    """A backbone's name, the options it was built with, and whether the file is an export."""
 
     name: str
     options: dict[str, Any]
+    is_export: bool
 
 
 def describe(metadata: dict[str, str], file: str) -> Description | None:
@@ -26,10 +30,27 @@ def describe(metadata: dict[str, str], file: str) -> Description | None:
     if KEY not in metadata:
         return None
     try:
-        backbone = json.loads(metadata[KEY])["backbone"]
-        return Description(str(backbone["name"]), dict(backbone["options"]))
+        facts = json.loads(metadata[KEY])
+        backbone = facts["backbone"]
+        return Description(str(backbone["name"]), dict(backbone["options"]), "network" in facts)
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file}: its metadata {KEY!r} do not name a backbone ({error!r})") from error
+
+
+def split_heads(
+    tensors: Mapping[str, Tensor], description: Description
+) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """The backbone's tensors under its own keys, and the keys beside it.
+
+    A checkpoint holds `backbone.` and `head.` and nothing else; exactly that one `backbone.` goes, as a
+    network of the user's may have parts of any name.
+    """
+    prefix = "backbone."
+    is_checkpoint = not description.is_export and all(key.startswith((prefix, "head.")) for key in tensors)
+    if not is_checkpoint:
+        return dict(tensors), ()
+    inside = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+    return inside, tuple(key for key in tensors if not key.startswith(prefix))
 
 
 def check_name(found: str, asked: str | None, file: str) -> None:

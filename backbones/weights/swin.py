@@ -8,6 +8,7 @@ right for its files as any; EsViT, and iBOT after it, let padded tokens be atten
 
 import math
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -36,10 +37,12 @@ def widen_tables(tensors: dict[str, Tensor]) -> list[str]:
     """Lay smaller bias tables in the middle of tables for the largest window; says so in a note.
 
     The middle holds the same offsets, so maps no larger than the small window read the same numbers;
-    further offsets, which were never trained, read 0.
+    further offsets, which were never trained, read 0. Raises ValueError for windows that differ by
+    design, as those of Swin's search for sizes (S3) do.
     """
-    keys = [key for key in tensors if key.endswith(TABLE)]
+    keys = [key for key in tensors if key.startswith("layers.") and key.endswith(TABLE)]
     largest = max((math.isqrt(len(tensors[key])) for key in keys), default=0)
+    _check_windows([(int(key.split(".")[1]), (math.isqrt(len(tensors[key])) + 1) // 2) for key in keys])
     smaller = [key for key in keys if math.isqrt(len(tensors[key])) < largest]
     for key in smaller:
         tensors[key] = resize_table(tensors[key], (largest + 1) // 2)
@@ -49,6 +52,27 @@ def widen_tables(tensors: dict[str, Tensor]) -> list[str]:
         f"{len(smaller)} bias tables of a window smaller than {(largest + 1) // 2} lie in the middle of "
         "larger ones: maps larger than their window read 0 beyond it"
     ]
+
+
+def _check_windows(found: list[tuple[int, int]]) -> None:
+    """A window below the largest must be its stage's whole map, so half of it is the next stage's.
+
+    `found` are pairs of a stage and a window.
+    """
+    stages = sorted(set(found))
+    windows = [window for _, window in stages]
+    largest = max(windows, default=0)
+    for before, after in pairwise(windows):
+        half = (before // 2, (before + 1) // 2)
+        if after not in half if before < largest else after < half[1]:
+            break
+    else:
+        if len(stages) == len(dict(stages)):
+            return
+    raise ValueError(
+        f"the windows of these tables, by stage, are {windows}, which differ by more than maps too small for "
+        "the largest explain; a swin here has one window, create('timm:...') has others"
+    )
 
 
 def resize_table(table: Tensor, window: int) -> Tensor:

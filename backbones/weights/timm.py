@@ -5,6 +5,7 @@ table often has no entry for the class (ours gets a row of zeros), or one for ea
 the registers, which is the same).
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -25,8 +26,34 @@ VIT_SIZES = {
 }
 
 
-def convert_vit(tensors: dict[str, Tensor]) -> Converted:
-    """Our ViT's keys."""
+def fits(config: Mapping[str, Any], family: str, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether config.json is timm's, and of these tensors: of their family, and as wide where it says so."""
+    architecture, width = config.get("architecture"), _width(tensors)
+    words = {"vit": ("vit", "deit"), "xcit": ("xcit",)}[family]
+    if not isinstance(architecture, str) or "model_type" in config:
+        return False
+    return any(word in architecture for word in words) and config.get("num_features", width) == width
+
+
+def _width(tensors: Mapping[str, Tensor]) -> int | None:
+    """The width of a ViT or XCiT, by the norm of its first block."""
+    norm = tensors.get("blocks.0.norm1.weight")
+    return None if norm is None else len(norm)
+
+
+def _arguments(
+    config: Mapping[str, Any], family: str, tensors: Mapping[str, Tensor], kinds: Mapping[str, type]
+) -> dict[str, Any]:
+    """What config.json's model_args say of the options in `kinds`, which no tensor shows."""
+    arguments = config.get("model_args") if fits(config, family, tensors) else None
+    if not isinstance(arguments, Mapping):
+        return {}
+    return {key: arguments[key] for key, kind in kinds.items() if type(arguments.get(key)) is kind}
+
+
+def convert_vit(tensors: dict[str, Tensor], config: Mapping[str, Any]) -> Converted:
+    """Our ViT's keys; `config` is timm's config.json, or empty."""
+    options = {**EXACT, **_arguments(config, "vit", tensors, {"num_heads": int})}
     packed = [
         (r"(blocks\.\d+\.mlp)\.fc1\.", r"\1.w12."),
         (r"(blocks\.\d+\.mlp)\.fc2\.", r"\1.w3."),
@@ -39,7 +66,7 @@ def convert_vit(tensors: dict[str, Tensor]) -> Converted:
         _split_positions(tensors, registers)
     elif registers is not None:
         tensors["register_tokens"] = registers
-    return Converted("vit", "timm ViT", tensors, dict(EXACT), notes=notes)
+    return Converted("vit", "timm ViT", tensors, options, notes=notes)
 
 
 def _is_swiglu(tensors: dict[str, Tensor]) -> bool:
@@ -63,12 +90,13 @@ def _split_positions(tensors: dict[str, Tensor], registers: Tensor | None) -> No
         tensors["register_tokens"] = registers
 
 
-def convert_xcit(tensors: dict[str, Tensor]) -> Converted:
-    """Our XCiT's keys."""
+def convert_xcit(tensors: dict[str, Tensor], config: Mapping[str, Any]) -> Converted:
+    """Our XCiT's keys; `config` is timm's config.json, or empty."""
+    options = tokens_norm(tensors) | _arguments(config, "xcit", tensors, {"tokens_norm": bool})
     tensors = rename(tensors, [(r"pos_embed\.", "pos_embeder.")])
     for kind in ("weight", "bias"):
         join(tensors, [f".attn.{part}.{kind}" for part in "qkv"], f".attn.qkv.{kind}")
-    return Converted("xcit", "timm XCiT", tensors, tokens_norm(tensors))
+    return Converted("xcit", "timm XCiT", tensors, options)
 
 
 def convert_swin(tensors: dict[str, Tensor]) -> Converted:

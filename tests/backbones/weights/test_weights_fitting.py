@@ -47,7 +47,8 @@ def test_a_misshapen_tensor_is_refused_with_both_shapes():
 
 
 def test_a_tensor_inside_the_network_that_the_backbone_lacks_is_refused():
-    for key in ("blocks.0.attn.q_norm.weight", "norm_pre.weight", "blocks.2.norm1.weight", "dist_token"):
+    inner = ("blocks.0.attn.q_norm.weight", "norm_pre.weight", "blocks.2.norm1.weight", "dist_token")
+    for key in (*inner, "register_tokens", "absolute_pos_embed"):
         with pytest.raises(ValueError, match=f"the backbone has no {key}"):
             fit(vit(), vit().state_dict() | {key: torch.zeros(64)})
 
@@ -126,6 +127,59 @@ def test_a_position_table_is_resized_and_the_class_kept(size):
     expected = F.interpolate(image, size=(side, side), mode="bicubic").flatten(2).mT
     torch.testing.assert_close(new[:, 1:], expected)
     assert report.notes == (f"adapted: pos_embed from 4 x 4 to {side} x {side} patches",)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("size", [48, 96, 208])
+@pytest.mark.parametrize("rule", [(0.0, False), (0.1, False), (0.0, True), (0.1, True)])
+def test_the_fitted_network_is_the_source_at_the_new_size(rule, size):
+    options = {"interpolate_offset": rule[0], "interpolate_antialias": rule[1]}
+    source = vit(position_size=128, **options).double().eval()
+    source.pos_embed.copy_(torch.randn(source.pos_embed.shape))
+    target = vit(position_size=size, seed=1, **options).double().eval()
+    fit(target, source.state_dict())
+    images = torch.randn(1, 3, size, size).double()
+    features, expected = target(images), source(images)
+    assert (features.cls - expected.cls).abs().max() < 1e-9
+    assert (features.patches - expected.patches).abs().max() < 1e-9
+
+
+@torch.no_grad()
+def test_a_fitted_swin_is_the_source_at_the_new_size():
+    options = {"embed_dim": 24, "depth": 2, "position": "both"}
+    source = backbones.create("swin_tiny_w7", position_size=64, **options).double().eval()
+    source.absolute_pos_embed.copy_(torch.randn(source.absolute_pos_embed.shape))
+    target = backbones.create("swin_tiny_w7", position_size=96, **options).double().eval()
+    fit(target, source.state_dict())
+    images = torch.randn(1, 3, 96, 96).double()
+    assert (target(images).patches - source(images).patches).abs().max() < 1e-9
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_that_are_not_finite_are_refused_by_key(value):
+    source = vit(seed=1).state_dict()
+    source["blocks.1.mlp.fc1.bias"][3] = value
+    target = vit()
+    before = target.state_dict()["norm.weight"].clone()
+    with pytest.raises(ValueError, match=r"blocks\.1\.mlp\.fc1\.bias holds nan or infinity"):
+        fit(target, source)
+    assert torch.equal(target.norm.weight, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn])
+def test_quantised_weights_and_whole_numbers_are_refused_by_key(dtype):
+    source = vit().state_dict()
+    source["blocks.0.mlp.fc1.weight"] = torch.ones(256, 64).to(dtype)
+    with pytest.raises(ValueError, match=rf"blocks\.0\.mlp\.fc1\.weight holds {dtype}"):
+        fit(vit(), source)
+
+
+def test_counters_of_running_statistics_stay_integers():
+    source, target = (backbones.create("xcit_nano_12_p16", depth=1) for _ in range(2))
+    counters = [key for key in source.state_dict() if key.endswith("num_batches_tracked")]
+    source.get_buffer(counters[0]).fill_(7)
+    fit(target, source.state_dict())
+    assert target.get_buffer(counters[0]) == 7
 
 
 def test_swins_absolute_table_is_resized():

@@ -7,7 +7,7 @@ import torch
 from foreign_networks import images, largest, stirred
 
 from nestling import backbones
-from nestling.backbones.weights.swin import resize_table
+from nestling.backbones.weights.swin import resize_table, widen_tables
 
 SMALL = {"embed_dim": 24, "depth": 2}
 
@@ -169,6 +169,44 @@ def test_a_table_widened_and_cut_again_is_the_same(small, large):
     assert math.isqrt(len(wide)) == 2 * large - 1
     assert torch.equal(resize_table(wide, small), table)
     assert wide.sum().isclose(table.sum())
+
+
+@pytest.mark.parametrize(
+    ("windows", "fits"),
+    [
+        ([7, 7, 7, 7], True),
+        ([14, 14, 14, 7], True),
+        ([7, 7, 6, 3], True),
+        ([7, 6, 3, 2], True),
+        ([12, 12, 12, 6], True),
+        ([7, 7, 14, 7], False),
+        ([14, 14, 7, 7], False),
+        ([7, 14, 14, 14], False),
+        ([14, 14, 14, 3], False),
+    ],
+)
+def test_only_windows_that_a_small_map_explains_become_one(windows, fits):
+    tables = {
+        f"layers.{stage}.blocks.{block}.attn.relative_position_bias_table": torch.ones(
+            (2 * window - 1) ** 2, 1
+        )
+        for stage, window in enumerate(windows)
+        for block in range(2)
+    }
+    if fits:
+        notes = widen_tables(tables)
+        assert bool(notes) == (len(set(windows)) > 1)
+        assert {len(table) for table in tables.values()} == {(2 * windows[0] - 1) ** 2}
+    else:
+        with pytest.raises(ValueError, match=rf"windows .* are \[{', '.join(map(str, windows))}\]"):
+            widen_tables(tables)
+
+
+def test_a_swin_whose_stages_have_windows_of_their_own_is_refused(tmp_path):
+    timm = pytest.importorskip("timm")
+    theirs = timm.create_model("swin_s3_tiny_224", embed_dim=24, depths=(2, 2, 2, 2))
+    with pytest.raises(ValueError, match=r"s3\.pth: the windows .* \[7, 7, 14, 7\]"):
+        backbones.load(saved(tmp_path / "s3.pth", theirs.state_dict()))
 
 
 def test_swin_v2_is_refused(tmp_path):

@@ -187,12 +187,17 @@ def test_hugging_faces_registers_are_read_at_other_sizes_as_trained(tmp_path):
     assert (backbone.offset, backbone.antialias) == (0.0, True)
 
 
-def test_heads_are_a_64th_of_the_width_without_a_config(tmp_path):
+def test_heads_of_an_unusual_width_are_assumed_and_told(tmp_path):
     state = huggingface("ViT").state_dict()
-    backbone, _ = backbones.load(saved(tmp_path / "a.bin", state))
+    backbone, report = backbones.load(saved(tmp_path / "a.bin", state))
     assert backbone.blocks[0].attn.num_heads == 2
-    backbone, _ = backbones.load(saved(tmp_path / "a.bin", state), num_heads=4)
+    assert "num_heads assumed to be width / 64 = 2" in str(report)
+    backbone, report = backbones.load(saved(tmp_path / "a.bin", state), num_heads=4)
     assert backbone.blocks[0].attn.num_heads == 4
+    assert "assumed" not in str(report)
+    narrow = backbones.create("vit_tiny_p16", depth=1, embed_dim=96, num_heads=3).state_dict()
+    with pytest.raises(ValueError, match=r"b\.pth.*width 96, no multiple of 64; give num_heads"):
+        backbones.load(saved(tmp_path / "b.pth", narrow))
 
 
 def test_hugging_faces_epsilon_is_told_and_explains_the_difference(tmp_path):
@@ -303,5 +308,6 @@ def test_a_vit_without_a_table_wants_to_be_told_its_positions(tmp_path):
     path = saved(tmp_path / "a.pth", network.state_dict())
     with pytest.raises(ValueError, match=r'a\.pth.*position="none"'):
         backbones.load(path)
-    backbone, _ = backbones.load(path, position="sincos2d")
+    backbone, report = backbones.load(path, position="sincos2d")
     assert same(backbone, network)
+    assert (backbone.offset, "interpolated" in str(report)) == (0.0, False)

@@ -1,6 +1,7 @@
 """Every layout of an XCiT: saved as users have it, loaded, and compared in float64 with its own library."""
 
 import argparse
+import json
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from foreign_networks import images, largest, stirred
 from safetensors.torch import save_file
 
 from nestling import backbones
+from nestling.backbones.weights.timm import to_timm
 
 
 @pytest.fixture(autouse=True)
@@ -99,6 +101,19 @@ def test_options_are_read_from_the_tensors(options, tmp_path):
     assert report.missing == report.unexpected == ()
     assert same(backbone, network, channels=options.get("in_chans", 3))
     assert len(network.state_dict()) == len(report.matched)
+
+
+@pytest.mark.parametrize(("width", "tokens_norm"), [(64, False), (64, True), (128, True), (128, False)])
+def test_timms_config_gives_tokens_norm(width, tokens_norm, tmp_path):
+    network = ours("xcit_nano_12_p16", embed_dim=width, num_heads=4, tokens_norm=tokens_norm)
+    model = to_timm(network)
+    config = {"architecture": model.name, "num_features": width, "model_args": model.arguments}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tensors = {key: value.contiguous() for key, value in model.tensors.items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    backbone, _ = backbones.load(tmp_path)
+    assert backbone.cls_attn_blocks[0].tokens_norm is tokens_norm
+    assert same(backbone, network)
 
 
 def test_the_nano_alone_was_trained_without_tokens_norm(tmp_path):

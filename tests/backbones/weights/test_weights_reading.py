@@ -8,7 +8,7 @@ import pickle
 import struct
 import warnings
 import zipfile
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict, deque
 from typing import ClassVar
 
 import pytest
@@ -53,6 +53,28 @@ class Loud:
         return Loud, (), {"a": 1}
 
 
+class ConfigNode(dict):
+    """A dictionary with attributes, as yacs and mmcv have for configurations."""
+
+    traces: ClassVar[list[str]] = []
+
+    def __init__(self, **values):
+        super().__init__(values)
+        self.frozen = True
+
+    def __setitem__(self, key, value):
+        self.traces.append(key)
+        super().__setitem__(key, value)
+
+
+class Items(list):
+    """A list of its own kind."""
+
+
+class StateDict(OrderedDict):
+    """A dictionary of tensors of its own kind."""
+
+
 def saved(path, content, legacy=False):
     torch.save(content, path, _use_new_zipfile_serialization=not legacy)
     return path
@@ -80,6 +102,55 @@ def test_tensors_load_beside_foreign_objects(foreign, legacy, tmp_path):
     content = read_file(path).content
     assert_holds_the_tensors(content)
     assert content["epoch"] == 3
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_foreign_dictionaries_and_lists_become_plain_ones(legacy, tmp_path):
+    config = ConfigNode(lr=0.1, optim=ConfigNode(name="adamw"), sizes=Items([224, Items([96])]))
+    others = {"last": deque([1, 2]), "votes": Counter("aab"), "empty": ConfigNode()}
+    path = saved(tmp_path / "full.pth", {"model": StateDict(TENSORS), "config": config, **others}, legacy)
+    ConfigNode.traces.clear()
+    content = read_file(path).content
+    assert_holds_the_tensors(content)
+    assert content["config"] == {"lr": 0.1, "optim": {"name": "adamw"}, "sizes": [224, [96]]}
+    assert content["last"] == [1, 2]
+    kinds = {type(each) for each in (content["model"], content["config"], content["last"], content["empty"])}
+    assert kinds == {OrderedDict, list}
+    assert ConfigNode.traces == []
+    torch.load(path, weights_only=False)
+    assert ConfigNode.traces  # so the file would have run it
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("foreign", [range(3), int, str, set, {1, 2}, [frozenset([1]), slice(1, 2)], 1j])
+def test_pythons_own_objects_do_not_hinder_under_python_2s_names_either(foreign, legacy, tmp_path):
+    path = saved(tmp_path / "full.pth", {"model": TENSORS, "x": foreign}, legacy)
+    assert_holds_the_tensors(read_file(path).content)
+
+
+def test_a_module_beside_the_tensors_hinders_only_in_the_old_format(tmp_path):
+    content = {"model": TENSORS, "net": torch.nn.Linear(2, 2)}
+    assert_holds_the_tensors(read_file(saved(tmp_path / "new.pth", content)).content)
+    with pytest.raises(ValueError, match=r"old\.pth can't.*\(it holds a whole pickled module in the format"):
+        read_file(saved(tmp_path / "old.pth", content, legacy=True))
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_what_the_reader_has_no_means_for_is_refused_with_its_reason(legacy, tmp_path):
+    items = Items([1])
+    items.name = "sizes"
+    path = saved(tmp_path / "full.pth", {"model": TENSORS, "sizes": items}, legacy)
+    with pytest.raises(
+        ValueError, match=r"full\.pth can't be read as weights alone \(Can only .*Items\); save"
+    ):
+        read_file(path)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_a_name_that_no_class_could_bear_does_not_hinder(legacy, tmp_path):
+    path = saved(tmp_path / "full.pth", {"model": TENSORS, "x": Opinion()}, legacy)
+    path.write_bytes(path.read_bytes().replace(b"Opinion", b"Op\0nion"))  # the archive's checksum isn't read
+    assert_holds_the_tensors(read_file(path).content)
 
 
 @pytest.mark.parametrize("legacy", [False, True])
