@@ -48,14 +48,12 @@ def main(argv: list[str]) -> None:
     checkpoint = find_checkpoint(settings.checkpoint)
     out = Path(settings.out) if settings.out else checkpoint / f"export_{settings.to}"
     record = export(load_subject(checkpoint, settings.network), TARGETS[settings.to], out, settings.overwrite)
-    report(record, out)
+    report(record, checkpoint, out)
 
 
-def report(record: dict[str, Any], out: Path) -> None:
+def report(record: dict[str, Any], checkpoint: Path, out: Path) -> None:
     """Say what was written and how it was checked."""
-    print(
-        f"{record['network']} of {record['checkpoint']}, {record['backbone']['name']}, to {record['target']}"
-    )
+    print(f"{record['network']} of {checkpoint}, {record['backbone']['name']}, to {record['target']}")
     for size, difference in record["sizes"].items():
         print(f"largest difference at {size.replace('x', ' x ')} pixels: {difference:.2g}")
     if not record["sizes"]:

@@ -55,7 +55,7 @@ class Timm(Adapter):
         found = self.model.forward_features(images)
         patches, grid = self._patches(found, images)
         cls = self.model.forward_head(found, pre_logits=True)
-        if cls.shape != (len(patches), patches.shape[-1]):
+        if cls.shape != (patches.shape[0], patches.shape[-1]):
             cls = patches.mean(1)
         return Features(cls, patches, grid)
 

@@ -6,6 +6,7 @@ exports a small network of each family to every target and writes the table anew
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -40,14 +41,18 @@ def stirred(backbone: Backbone, seed: int = 0) -> Backbone:
 
 def rows(family: str, name: str) -> list[list[str]]:
     """One row for each size: the family, the size, the largest difference for each target."""
-    torch.manual_seed(0)
-    subject = Subject(stirred(backbones.create(name)), {}, [0.5] * 3, [0.25] * 3, side=224)
-    columns = [column(subject, target) for target in TARGETS.values()]
+    columns = [column(example(name), target) for target in TARGETS.values()]
     pixels = [f"{height} x {width}" for height, width in SIZES]
     return [[family, size, *cells] for size, *cells in zip(pixels, *columns, strict=True)]
 
 
-def column(subject: Subject, target: Target) -> list[str]:
+def example(name: str) -> Subject:
+    """The backbone that is measured, the same on every call."""
+    torch.manual_seed(0)
+    return Subject(stirred(backbones.create(name)), {}, [0.5] * 3, [0.25] * 3, side=224)
+
+
+def column(subject: Subject, target: Target, sizes: Sequence[Size] = SIZES) -> list[str]:
     """The largest difference at each size; `refused` where nestling or the target's program says so."""
     if not target.can_read():
         raise UserError(f"the table needs {target.loader}, which is not installed")
@@ -55,9 +60,9 @@ def column(subject: Subject, target: Target) -> list[str]:
         try:
             target.write(subject, Path(place))
         except UserError:
-            return ["refused"] * len(SIZES)
-        network, cells = target.read(Path(place)), []
-        for size in reversed(SIZES):  # transformers' Swin gives up shifting for good at a small size
+            return ["refused"] * len(sizes)
+        network, cells = target.read(subject, Path(place)), []
+        for size in reversed(sizes):  # transformers' Swin gives up shifting for good at a small size
             try:
                 cells.append(f"{difference(subject, network, size)[0]:.2g}")
             except (RuntimeError, ValueError, AssertionError):  # a size that the program can't take

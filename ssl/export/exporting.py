@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from nestling.ssl.errors import UserError
 from nestling.ssl.export.huggingface import HuggingFace
@@ -33,22 +34,29 @@ def export(subject: Subject, target: Target, out: Path, overwrite: bool = False)
     Raises:
         UserError: `out` is taken, the layout can't hold the backbone, or what was loaded back differs.
     """
+    place = out.resolve()  # of a link the folder that it leads to
+    with writing(out):
+        bring_back(place)
     refuse_taken(out, overwrite)
-    with draft_of(out) as draft:
+    with draft_of(place, out) as draft:
         record = {"target": target.name, "checkpoint": subject.checkpoint, **subject.facts()}
-        record |= target.write(subject, draft)
+        with writing(out):
+            record |= target.write(subject, draft)
         record |= {"tolerance": target.tolerance, **compared(subject, target, draft)}
         record["versions"] = {name: installed(name) for name in ("nestling", "torch", *target.packages)}
-        record["files"] = sorted(path.name for path in draft.iterdir())
-        write_json(draft / RECORD, record)
-        for path in (*draft.iterdir(), draft):
-            flush_to_disk(path)
+        with writing(out):
+            record["files"] = sorted(path.name for path in draft.iterdir())
+            write_json(draft / RECORD, record)
+            for path in (*draft.iterdir(), draft):
+                flush_to_disk(path)
     return record
 
 
 def refuse_taken(out: Path, overwrite: bool) -> None:
     """Refuse a place that holds anything but an earlier export that may be replaced."""
-    if not out.exists():
+    if out.resolve() == Path.cwd():
+        raise UserError(f"out={out} is the working directory, which can't be replaced; name a folder in it")
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     try:
         ours = {RECORD, *json.loads((out / RECORD).read_text(encoding="utf-8"))["files"]}
@@ -62,35 +70,73 @@ def refuse_taken(out: Path, overwrite: bool) -> None:
 
 
 @contextmanager
-def draft_of(out: Path) -> Iterator[Path]:
-    """A folder beside `out` that takes its place at the end, or vanishes where something fails."""
-    draft = out.with_name(f".{out.name}.writing")
+def draft_of(place: Path, out: Path) -> Iterator[Path]:
+    """A folder beside `place` that takes its place at the end, or vanishes where something fails."""
+    draft = place.with_name(f".{place.name}.writing")
     try:
-        shutil.rmtree(draft, ignore_errors=True)  # of an export that was killed
-        draft.mkdir(parents=True)
+        with writing(out):
+            shutil.rmtree(draft, ignore_errors=True)  # of an export that was killed
+            draft.mkdir(parents=True)
         yield draft
-        old = out.with_name(f".{out.name}.old")
-        shutil.rmtree(old, ignore_errors=True)
-        if out.exists():
-            out.rename(old)
-        draft.rename(out)
-        shutil.rmtree(old, ignore_errors=True)
-    except OSError as error:
-        raise UserError(f"out={out} can't be written: {error.strerror or error}") from error
+        with writing(out):
+            take_place(draft, place)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def take_place(draft: Path, place: Path) -> None:
+    """Rename `draft` to `place`; what was there is kept until that is on disk."""
+    old = replaced(place)
+    shutil.rmtree(old, ignore_errors=True)
+    if place.exists():
+        place.rename(old)
+    try:
+        draft.rename(place)
+    finally:
+        bring_back(place)
+    flush_to_disk(place.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def bring_back(place: Path) -> None:
+    """Undo the half of an exchange that was killed between its two renames."""
+    old = replaced(place)
+    if old.exists() and not place.exists():
+        old.rename(place)
+
+
+def replaced(place: Path) -> Path:
+    """Where a folder waits while a new one takes its place."""
+    return place.with_name(f".{place.name}.old")
+
+
+@contextmanager
+def writing(out: Path) -> Iterator[None]:
+    """Say in a sentence that a file or folder can't be written."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"out={out} can't be written: {error.strerror or error}") from error
+    except SafetensorError as error:  # so a full disk is reported
+        raise UserError(f"out={out} can't be written: {error}") from error
 
 
 def compared(subject: Subject, target: Target, folder: Path) -> dict[str, Any]:
     """The largest difference of what was written, at each size; null where its program isn't installed.
 
     Raises:
-        UserError: a difference is above the target's tolerance.
+        UserError: it can't be loaded back, or a difference is above the target's tolerance.
     """
     if not target.can_read():
         reason = f"not checked: {target.loader} is not installed"
         return {"checked": reason, "largest_difference": None, "sizes": {}}
-    network = target.read(folder)
+    try:
+        network = target.read(subject, folder)
+    except (ValueError, OSError) as error:  # transformers raises both
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(
+            f"{subject.name} exported to {target.name} can't be loaded back ({said}); nothing was left behind"
+        ) from error
     sizes: dict[str, float] = {}
     for number, size in enumerate(target.sizes(subject)):
         found, largest = difference(subject, network, size, batch=1 + 2 * number)

@@ -1,7 +1,9 @@
-"""A backbone as a graph whose batch, height and width stay free.
+"""A backbone as a graph whose batch, height and width stay free; of a foreign network the batch alone.
 
 Shapes used below: B images, C channels, D features, N patches.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +13,7 @@ from nestling.backbones import Backbone
 from nestling.ssl.errors import UserError
 from nestling.ssl.export.sizes import Size, two_sizes, unit
 from nestling.ssl.export.subject import Subject
+from nestling.ssl.export.target import own_size
 
 AXES = ("batch", "height", "width")
 
@@ -40,32 +43,55 @@ def smallest_side(backbone: Backbone) -> int:
     return backbone.stride + 1 if step == 1 else 2 * step
 
 
+def sides(subject: Subject) -> dict[str, int]:
+    """What a graph says of the sizes that it takes: the smallest, or of a foreign network the only one."""
+    if subject.is_built_in:
+        return {"smallest_side": smallest_side(subject.backbone)}
+    return {"only_side": subject.side}
+
+
 def graph_sizes(subject: Subject) -> list[Size]:
-    """Two sizes that a graph takes."""
+    """Two sizes that a graph takes, or the only one."""
+    if not subject.is_built_in:
+        return own_size(subject)
     return two_sizes(subject.backbone, max(subject.side, smallest_side(subject.backbone)))
 
 
 def traced(subject: Subject) -> ExportedProgram:
-    """The graph of a forward pass over images of any number and size.
+    """The graph of a forward pass over any number of images; `sides` says of what size.
 
     Raises:
         UserError: the network's code can't be traced so.
     """
     backbone = subject.backbone
+    (height, width), free = example(subject)
+    images = torch.zeros(2, len(subject.mean), height, width)
+    try:
+        with torch.no_grad():
+            return torch.export.export(
+                Outputs(backbone).eval(),
+                (images,),
+                dynamic_shapes={"images": {0: Dim("batch"), **free}},
+                strict=not subject.is_built_in,  # else checks inside a foreign network pin the batch
+            )
+    except Exception as error:  # torch names no type for what can't be traced
+        said = str(error).strip().splitlines()[0]
+        axes = "batch, height and width" if free else f"batch at {height} x {width} pixels"
+        raise UserError(
+            f"{backbone.name} can't be traced with free {axes} ({said}); "
+            "another target, such as --to nestling, takes it"
+        ) from error
+
+
+def example(subject: Subject) -> tuple[Size, dict[int, Any]]:
+    """The size of images to trace with, and which of their axes 2 and 3 are free, within what bounds."""
+    backbone = subject.backbone
+    if not subject.is_built_in:
+        return own_size(subject)[0], {}
     step, smallest, stride = unit(backbone), smallest_side(backbone), backbone.stride
-    patches = -(-smallest // stride) + 2  # of an example unlike the smallest, and not square
-    images = torch.zeros(2, len(subject.mean), patches * stride, (patches + 1) * stride)
+    patches = -(-smallest // stride) + 2  # unlike the smallest, and not square
 
     def side(name: str) -> Dim:
         return Dim(name, min=smallest) if step == 1 else step * Dim(f"{name}_patches", min=smallest // step)
 
-    shapes = {"images": {0: Dim("batch"), 2: side("height"), 3: side("width")}}
-    try:
-        with torch.no_grad():
-            return torch.export.export(Outputs(backbone).eval(), (images,), dynamic_shapes=shapes)
-    except Exception as error:  # torch names no type for what can't be traced
-        said = str(error).strip().splitlines()[0]
-        raise UserError(
-            f"{backbone.name} can't be traced with free batch, height and width ({said}); "
-            "another target, such as --to nestling, takes it"
-        ) from error
+    return (patches * stride, (patches + 1) * stride), {2: side("height"), 3: side("width")}

@@ -41,12 +41,12 @@ class HuggingFace(Target):
         save_file(tensors(found), folder / "model.safetensors", {"format": "pt"})
         return {"model_type": config["model_type"]}
 
-    def read(self, folder: Path) -> Network:
+    def read(self, subject: Subject, folder: Path) -> Network:
         model, report = quietly_loaded(folder)
         wrong = {kind: sorted(map(str, keys)) for kind, keys in report.items() if keys}
         if wrong:
             raise UserError(f"transformers {installed('transformers')} doesn't match all keys: {wrong}")
-        return as_network(model)
+        return as_network(model.requires_grad_(False))
 
     def sizes(self, subject: Subject) -> list[Size]:
         backbone = subject.backbone

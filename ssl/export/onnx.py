@@ -1,4 +1,4 @@
-"""One ONNX file whose batch, height and width stay free."""
+"""One ONNX file whose batch, height and width stay free; of a foreign network the batch alone."""
 
 import json
 import logging
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nestling.ssl.errors import UserError
-from nestling.ssl.export.graph import AXES, graph_sizes, smallest_side, traced
+from nestling.ssl.export.graph import AXES, graph_sizes, sides, traced
 from nestling.ssl.export.sizes import Size
 from nestling.ssl.export.subject import Subject
 from nestling.ssl.export.target import Network, Target
@@ -59,14 +59,14 @@ class Onnx(Target):
         model = exported.model_proto
         name_axes(model)
         strip(model)
-        facts = {**subject.facts(), "smallest_side": smallest_side(subject.backbone)}
+        facts = {**subject.facts(), **sides(subject)}
         onnx.helper.set_model_props(
             model, {key: text if isinstance(text, str) else json.dumps(text) for key, text in facts.items()}
         )
         onnx.save(model, folder / FILE)
-        return {"opset": OPSET, "smallest_side": smallest_side(subject.backbone)}
+        return {"opset": OPSET, **sides(subject)}
 
-    def read(self, folder: Path) -> Network:
+    def read(self, subject: Subject, folder: Path) -> Network:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -87,11 +87,12 @@ def name_axes(model: Any) -> None:
     """Call the free axes by their names instead of the tracer's symbols."""
     batch, _, height, width = model.graph.input[0].type.tensor_type.shape.dim
     for axis, name in zip((batch, height, width), AXES, strict=True):
-        axis.dim_param = name
+        if not axis.HasField("dim_value"):
+            axis.dim_param = name
     for output in model.graph.output:
         first, *rest = output.type.tensor_type.shape.dim
         first.dim_param = AXES[0]
-        if len(rest) == 2:
+        if len(rest) == 2 and not rest[0].HasField("dim_value"):
             rest[0].dim_param = "patches"
 
 

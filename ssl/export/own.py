@@ -17,7 +17,7 @@ README = """# {name}, exported by nestling
 
     from nestling import backbones
 
-    backbone, report = backbones.load("path/of/this/folder")
+    backbone, report = backbones.load({arguments})
     features = backbone.eval()(images)  # features.cls (B, {dim}), features.patches (B, N, {dim})
 
 Images are RGB in [0, 1], normalised by mean {mean} and std {std}.
@@ -33,8 +33,12 @@ class Own(Target):
     def write(self, subject: Subject, folder: Path) -> dict[str, Any]:
         metadata = {"nestling": json.dumps(subject.facts())}
         save_file(tensors(subject.backbone.state_dict()), folder / "model.safetensors", metadata)
+        arguments = '"path/of/this/folder"'
+        if not subject.is_built_in:
+            arguments += f', name="{subject.name}"'  # the user's word that its code may be imported
         facts = {
             "name": subject.name,
+            "arguments": arguments,
             "network": subject.network or "network",
             "dim": subject.backbone.embed_dim,
         }
@@ -43,8 +47,8 @@ class Own(Target):
         )
         return {}
 
-    def read(self, folder: Path) -> Network:
-        backbone = backbones.load(folder).backbone.eval()
+    def read(self, subject: Subject, folder: Path) -> Network:
+        backbone = backbones.load(folder, subject.name).backbone.eval().requires_grad_(False)
 
         def network(images: Tensor) -> tuple[Tensor, Tensor]:
             features = backbone(images)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nestling import backbones
 from nestling.backbones import Backbone
 from nestling.ssl.run.loading import find_checkpoint, load_backbone, saved_step
 
@@ -14,6 +15,7 @@ class Subject:
 
     `options` are those given besides the name's own. Images are resized to a short side of
     `side / crop_ratio` pixels, cropped to `side`, and normalised in [0, 1] by `mean` and `std`.
+    `checkpoint` is the name of its folder, without the path.
     """
 
     backbone: Backbone
@@ -30,6 +32,11 @@ class Subject:
     def name(self) -> str:
         """The name that builds the backbone, with `options`."""
         return self.backbone.name
+
+    @property
+    def is_built_in(self) -> bool:
+        """Whether it is one of nestling's own families, not an adapter of a foreign network."""
+        return self.name in backbones.names()
 
     def facts(self) -> dict[str, Any]:
         """What the weights' file says of itself; no path, as it may be handed on."""
@@ -61,5 +68,5 @@ def load_subject(path: str | Path, network: str) -> Subject:
         config.knn.crop_ratio,
         network,
         saved_step(checkpoint),
-        str(checkpoint),
+        checkpoint.resolve().name,
     )

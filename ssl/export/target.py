@@ -17,6 +17,11 @@ from nestling.ssl.export.subject import Subject
 Network = Callable[[Tensor], tuple[Tensor, Tensor]]  # (B, C, H, W) -> cls (B, D), patches (B, N, D)
 
 
+def own_size(subject: Subject) -> list[Size]:
+    """The size of the run's images alone: others are for a foreign network to take or not."""
+    return [(subject.side, subject.side)]
+
+
 class Target(ABC):
     """One layout.
 
@@ -38,12 +43,18 @@ class Target(ABC):
         """
 
     @abstractmethod
-    def read(self, folder: Path) -> Network:
-        """What was written, loaded as its users would."""
+    def read(self, subject: Subject, folder: Path) -> Network:
+        """What was written of `subject`, loaded as its users would, and able to give no gradient.
+
+        torch picks other kernels, and so other last bits, for weights that require one.
+
+        Raises:
+            UserError, ValueError, OSError: it can't be loaded.
+        """
 
     def sizes(self, subject: Subject) -> list[Size]:
         """Heights and widths at which the loaded network must agree."""
-        return two_sizes(subject.backbone, subject.side)
+        return two_sizes(subject.backbone, subject.side) if subject.is_built_in else own_size(subject)
 
     def can_read(self) -> bool:
         """Whether the package that loads it is installed."""

@@ -52,10 +52,11 @@ class Timm(Target):
         save_file(tensors(model.tensors), folder / "model.safetensors", {"format": "pt"})
         return {"architecture": model.name, "model_args": config["model_args"]}
 
-    def read(self, folder: Path) -> Network:
+    def read(self, subject: Subject, folder: Path) -> Network:
         import timm
 
-        return as_network(timm.create_model(f"local-dir:{folder}", pretrained=True).eval())
+        model = timm.create_model(f"local-dir:{folder}", pretrained=True)
+        return as_network(model.eval().requires_grad_(False))
 
     def sizes(self, subject: Subject) -> list[Size]:
         backbone = subject.backbone

@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.fx import GraphModule
 
-from nestling.ssl.export.graph import graph_sizes, smallest_side, traced
+from nestling.ssl.export.graph import graph_sizes, sides, traced
 from nestling.ssl.export.sizes import Size
 from nestling.ssl.export.subject import Subject
 from nestling.ssl.export.target import Network, Target
@@ -19,10 +20,14 @@ class TorchExport(Target):
     name = "torch_export"
 
     def write(self, subject: Subject, folder: Path) -> dict[str, Any]:
-        torch.export.save(traced(subject), folder / FILE)
-        return {"smallest_side": smallest_side(subject.backbone)}
+        program = traced(subject)
+        for module in program.graph_module.modules():
+            for node in module.graph.nodes if isinstance(module, GraphModule) else ():
+                node.meta.pop("stack_trace", None)  # paths of this machine
+        torch.export.save(program, folder / FILE)
+        return sides(subject)
 
-    def read(self, folder: Path) -> Network:
+    def read(self, subject: Subject, folder: Path) -> Network:
         network: Network = torch.export.load(folder / FILE).module()
         return network
 

@@ -212,32 +212,43 @@ def test_activation_checkpointing_changes_neither_gradients_nor_running_statisti
         assert torch.equal(buffer, buffers[key]), key
 
 
+@torch.no_grad()
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_whole_graph_compiles_to_the_same_outputs(name):
     torch.compiler.reset()
     model = shrunk(name).eval()
     compiled = torch.compile(copy.deepcopy(model), fullgraph=True, dynamic=False, backend="eager")
-    for size in [(64, 96), (96, 64)]:
-        images = images_for(model, size)
-        assert_same(compiled(images), model(images))
+    images = images_for(model)
+    assert_same(compiled(images), model(images))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ONE_PER_FAMILY)
-def test_compiled_by_inductor_it_trains_alike(name):
+def test_compiled_it_trains_alike(name):
     torch.compiler.reset()
     model = shrunk(name).train()
     twin = copy.deepcopy(model)
-    compiled = torch.compile(twin, fullgraph=True, dynamic=False)
+    compiled = torch.compile(twin, fullgraph=True, dynamic=False, backend="aot_eager")
     images = images_for(model)
     expected, found = model(images), compiled(images)
-    assert_same(found, expected, rtol=1e-4, atol=1e-4)
+    assert_same(found, expected)
     weights_of(expected).backward()
     weights_of(found).backward()
     reference = gradients(model)
     for key, gradient in gradients(twin).items():
-        torch.testing.assert_close(gradient, reference[key], rtol=1e-3, atol=1e-3, msg=key)
+        torch.testing.assert_close(gradient, reference[key], rtol=1e-4, atol=1e-4, msg=key)
+
+
+@torch.no_grad()
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ONE_PER_FAMILY[1:])
+def test_compiled_by_inductor_it_gives_the_same_outputs(name):
+    torch.compiler.reset()
+    model = shrunk(name, depth=1).eval()
+    compiled = torch.compile(copy.deepcopy(model), fullgraph=True, dynamic=False)
+    images = images_for(model)
+    assert_same(compiled(images), model(images), rtol=1e-4, atol=1e-4)
 
 
 @torch.no_grad()

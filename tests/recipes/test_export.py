@@ -56,6 +56,14 @@ def test_the_checkpoint_network_and_place_are_as_given(tmp_path, capsys):
     assert not (checkpoint / "export_nestling").exists()
 
 
+def test_a_run_of_a_users_own_network_is_exported(tmp_path, capsys):
+    checkpoint = write_run(tmp_path / "run", "custom") / "checkpoints/step_00000007"
+    main([str(checkpoint), "--to", "nestling"])
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == f"teacher of {checkpoint}, export_subjects:Patches, to nestling"
+    assert printed[1] == "largest difference at 64 x 64 pixels: 0"
+
+
 def test_to_may_be_written_as_any_other_key(tmp_path):
     run = write_run(tmp_path / "run", "xcit")
     main([str(run), "to=nestling"])

@@ -4,6 +4,7 @@ import json
 import logging
 import sys
 from pathlib import Path
+from zipfile import ZipFile
 
 import onnx
 import onnxruntime
@@ -17,21 +18,24 @@ from nestling.ssl.export.graph import smallest_side
 from nestling.ssl.export.onnx import OPSET, Onnx
 from nestling.ssl.export.torch_export import TorchExport
 
-LEAN = {"xcit": {"depth": 1}, "vit": {"depth": 1}, "swin": {"depth": 1}}
 OTHERS = {"xcit": [(224, 224), (17, 250)], "vit": [(224, 224), (32, 240)], "swin": [(224, 224), (96, 250)]}
 
 
-@pytest.fixture(scope="module", params=SMALL)
+@pytest.fixture(scope="session", params=SMALL)
 def family(request):
     return request.param
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def subject(family):
-    return small(family, **LEAN[family])
+    found = small(family, depth=1)
+    if family == "swin":  # tracing it takes seconds per block: the largest grid's and the smallest's stay
+        for stage in found.backbone.layers[1:3]:
+            del stage.blocks[:]
+    return found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def exported(subject, tmp_path_factory):
     """Folder of each target, exported once."""
     place = tmp_path_factory.mktemp(subject.name)
@@ -41,11 +45,11 @@ def exported(subject, tmp_path_factory):
     return place, records
 
 
-@pytest.fixture(scope="module")
-def networks(exported):
+@pytest.fixture(scope="session")
+def networks(exported, subject):
     """What each target's program loads, once."""
     place, _ = exported
-    return {target.name: target.read(place / target.name) for target in (Onnx(), TorchExport())}
+    return {target.name: target.read(subject, place / target.name) for target in (Onnx(), TorchExport())}
 
 
 @pytest.mark.slow
@@ -82,6 +86,15 @@ def test_the_onnx_file_is_valid_and_says_what_it_is(exported, subject):
 
 
 @pytest.mark.slow
+def test_a_traced_file_holds_no_path_of_its_maker(exported, repository):
+    with ZipFile(exported[0] / "torch_export/model.pt2") as archive:
+        for name in archive.namelist():
+            content = archive.read(name)
+            assert str(repository).encode() not in content, name
+            assert str(Path(torch.__file__).parent).encode() not in content, name
+
+
+@pytest.mark.slow
 def test_onnx_names_its_inputs_outputs_and_axes(exported, subject):
     session = onnxruntime.InferenceSession(exported[0] / "onnx/model.onnx")
     (images,) = session.get_inputs()
@@ -100,9 +113,33 @@ def test_a_traced_graph_refuses_a_size_below_its_smallest(networks, subject):
 
 @pytest.mark.slow
 def test_exporting_prints_nothing_of_its_own(tmp_path, capfd, caplog):
-    export(small("xcit", depth=1), Onnx(), tmp_path / "out")
+    export(small("vit", depth=1), Onnx(), tmp_path / "out")
     assert capfd.readouterr() == ("", "")
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [Onnx(), TorchExport()], ids=lambda target: target.name)
+def test_a_foreign_networks_graph_takes_the_runs_images_in_any_number(tmp_path, target):
+    subject = small("timm")
+    record = export(subject, target, tmp_path / "out")
+    assert (record["only_side"], list(record["sizes"])) == (64, ["64x64"])
+    network = target.read(subject, tmp_path / "out")
+    found, largest = difference(subject, network, (64, 64), batch=5)
+    assert found < 1e-4 * max(1, largest)
+    with pytest.raises(Exception, match=r"Guard failed|Expected: 64"):
+        network(torch.zeros(2, 3, 96, 96))
+
+
+def test_a_network_that_cannot_be_traced_is_refused_in_a_sentence(tmp_path):
+    subject = small("custom")
+    subject.backbone.model.register_forward_hook(lambda _, inputs, output: output if output.max() else None)
+    message = (
+        r"export_subjects:Patches can't be traced with free batch at 64 x 64 pixels \(.*; another target"
+    )
+    with pytest.raises(UserError, match=message):
+        export(subject, TorchExport(), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_weights_beyond_what_a_file_holds_are_refused_before_the_work(tmp_path, monkeypatch):

@@ -1,8 +1,10 @@
 """transformers loads the folder without a missing or unexpected key and gives equal features."""
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from nestling.ssl.export.exporting import export
 from nestling.ssl.export.huggingface import HuggingFace, as_network, quietly_loaded
 from nestling.ssl.views.evaluation import eval_view
 
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}  # where export_subjects lies
 VARIANTS = [
     ("vit", {}, "vit"),
     ("vit", {"layer_scale": 0.1}, "dinov2"),
@@ -92,12 +95,5 @@ from nestling.ssl.export.huggingface import HuggingFace
 from pathlib import Path
 HuggingFace().write(small("vit"), Path({str(tmp_path)!r}))
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120, env={**_environment()})
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120, env=ENVIRONMENT)
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "vit"
-
-
-def _environment():
-    import os
-    from pathlib import Path
-
-    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}

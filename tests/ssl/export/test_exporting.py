@@ -1,6 +1,8 @@
 """An export is complete and compared, or absent."""
 
+import errno
 import json
+import os
 from importlib.metadata import version
 
 import pytest
@@ -8,7 +10,7 @@ import torch
 from export_subjects import MEAN, SIDE, STD, small
 
 from nestling.ssl.errors import UserError
-from nestling.ssl.export.exporting import difference, export
+from nestling.ssl.export.exporting import difference, export, take_place
 from nestling.ssl.export.own import Own
 
 
@@ -30,6 +32,23 @@ class Failing(Own):
         raise UserError("the layout has no such thing")
 
 
+class Full(Own):
+    """Written to a disk that is full."""
+
+    def write(self, subject, folder):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+class Broken(Own):
+    """Its program says that it can't load what was written."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def read(self, subject, folder):
+        raise self.error
+
+
 class Unreadable(Own):
     """Loaded by a package that nobody has."""
 
@@ -45,7 +64,7 @@ def test_the_record_says_all_that_a_reader_has_to_know(tmp_path):
     record = export(subject, Own(), tmp_path / "out")
     assert record == json.loads((tmp_path / "out/export.json").read_text())
     assert record["backbone"] == {"name": "xcit_nano_12_p16", "options": subject.options}
-    assert (record["network"], record["step"], record["checkpoint"]) == ("teacher", 7, "RUN")
+    assert (record["network"], record["step"], record["checkpoint"]) == ("teacher", 7, "step_00000007")
     assert (record["mean"], record["std"], record["side"]) == (MEAN, STD, SIDE)
     assert (record["target"], record["checked"], record["largest_difference"]) == (
         "nestling",
@@ -109,6 +128,81 @@ def test_a_place_that_cannot_be_written_is_refused_in_a_sentence(tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UserError, match=r"out=.*file/out can't be written: Not a directory"):
         export(small("xcit"), Own(), tmp_path / "file/out")
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(tmp_path):
+    with pytest.raises(UserError, match=r"out=.*out can't be written: No space left on device"):
+        export(small("xcit"), Full(), tmp_path / "out")
+    assert everything(tmp_path) == []
+
+
+@pytest.mark.parametrize("error", [ValueError, OSError, UserError])
+def test_what_cannot_be_loaded_back_is_said_in_a_sentence(tmp_path, error):
+    broken = Broken(error("no such model\nand much advice"))
+    message = (
+        r"xcit_nano_12_p16 exported to nestling can't be loaded back \(no such model\); nothing was left"
+    )
+    with pytest.raises(UserError, match=message):
+        export(small("xcit"), broken, tmp_path / "out")
+    assert everything(tmp_path) == []
+
+
+def test_an_empty_folder_is_filled(tmp_path):
+    (tmp_path / "out").mkdir()
+    export(small("xcit"), Own(), tmp_path / "out")
+    assert everything(tmp_path) == ["out", "out/README.md", "out/export.json", "out/model.safetensors"]
+
+
+def test_the_working_directory_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"out=\. is the working directory"):
+        export(small("xcit"), Own(), type(tmp_path)("."))
+
+
+def test_a_link_leads_to_the_folder_that_is_replaced(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    for overwrite in (False, True):
+        export(small("xcit"), Own(), tmp_path / "link", overwrite)
+    assert (tmp_path / "link").is_symlink()
+    files = ["README.md", "export.json", "model.safetensors"]
+    assert everything(tmp_path) == ["link", "real", *(f"real/{file}" for file in files)]
+
+
+def test_a_kill_between_the_renames_loses_no_export(tmp_path):
+    out = tmp_path / "out"
+    export(small("xcit"), Own(), out)
+    before = (out / "model.safetensors").read_bytes()
+    for target, overwrite in ((Own(), False), (Failing(), True)):
+        out.rename(tmp_path / ".out.old")
+        (tmp_path / ".out.writing").mkdir(exist_ok=True)
+        with pytest.raises(UserError, match=r"overwrite=true|no such thing"):
+            export(small("xcit", seed=1), target, out, overwrite)
+        assert (out / "model.safetensors").read_bytes() == before
+        assert not (tmp_path / ".out.old").exists()
+
+
+def test_a_rename_that_fails_puts_the_earlier_export_back(tmp_path):
+    out = tmp_path / "out"
+    export(small("xcit"), Own(), out)
+    with pytest.raises(FileNotFoundError):
+        take_place(tmp_path / "nothing", out)
+    assert everything(tmp_path) == ["out", "out/README.md", "out/export.json", "out/model.safetensors"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows flushes no folders")
+def test_the_rename_is_on_disk_before_the_earlier_export_goes(tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    export(small("xcit"), Own(), out)
+    flushed, fsync = [], os.fsync
+
+    def watched(handle):
+        flushed.append((os.fstat(handle).st_ino, (tmp_path / ".out.old").exists()))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    export(small("xcit", seed=1), Own(), out, overwrite=True)
+    assert flushed[-1] == (tmp_path.stat().st_ino, True)
 
 
 def test_what_cannot_be_checked_is_said(tmp_path):
