@@ -7,6 +7,7 @@ A run directory stands for its best checkpoint, else its newest. What is written
 the program that loads it is installed, and export.json states the largest difference.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ def main(argv: list[str]) -> None:
         positional=("checkpoint",),
         options=("to",),
     )
+    if os.environ.get("RANK", "0") != "0":  # one process of a launcher's writes
+        return
     # Late, as all of these import torch: --help answers at once.
     from nestling.ssl.export.exporting import TARGETS, export
     from nestling.ssl.export.subject import load_subject

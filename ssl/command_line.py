@@ -73,7 +73,7 @@ def read(
     if chosen is None:
         base = default({item.name: item.text for item in settings}) if callable(default) else default
     if base is not None:
-        settings = read_yaml(_find(base, configs), keys) + settings
+        settings = read_yaml(_find(base, configs), keys, configs) + settings
     config = _merged(schema, keys, settings, positional, options)
     check_values(config)
     return config

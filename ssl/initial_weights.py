@@ -65,7 +65,7 @@ def read_initial(path: str, config: Config) -> Weights:
             if other.options.keys() <= weights.options.keys() | config.backbone.options.keys():
                 weights = other  # a foreign file doesn't say which of two names that fit equally well
     except ValueError as error:
-        raise UserError(f"init_from={path}: {error}") from None
+        raise UserError(f"init_from={path}: {str(error).removeprefix(f'{path}: ')}") from None
     if weights.name != name:
         raise UserError(
             f"init_from={path} holds {weights.name}, but backbone.name={name}; "
@@ -97,7 +97,8 @@ def start_from(method: SelfDistillation, weights: Weights, config: Config) -> Re
         )
     except ValueError as error:
         own = show(config.backbone.options)
-        raise UserError(f"init_from={config.init_from} with backbone.options={own}: {error}") from None
+        said = str(error).replace("allow_partial=(...)", "allow_partial='[KEY]'")
+        raise UserError(f"init_from={config.init_from} with backbone.options={own}: {said}") from None
     method.teacher.load_state_dict(method.student.state_dict())
     said = "; ".join(str(report).splitlines())
     logger.info(f"init_from={config.init_from}: {said}; the head starts fresh")

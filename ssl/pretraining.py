@@ -14,6 +14,7 @@ from nestling.ssl.data.loader import TrainLoader, steps_per_epoch
 from nestling.ssl.data.photo_tiles import PhotoTiles
 from nestling.ssl.data.sources import ImageSource, open_pair
 from nestling.ssl.distillation import SelfDistillation
+from nestling.ssl.errors import UserError
 from nestling.ssl.evaluation.online import OnlineKnn
 from nestling.ssl.initial_weights import settled, start_from
 from nestling.ssl.run import processes
@@ -75,6 +76,8 @@ def with_absolute_paths(config: Config) -> Config:
     data = config.data
     val = None if data.val is None else absolute(data.val)
     init_from = None if config.init_from is None else absolute(config.init_from)
+    if config.init_from is not None and "://" in config.init_from:
+        raise UserError(f"init_from={config.init_from}: nothing is downloaded; name a file or a run")
     return replace(config, init_from=init_from, data=replace(data, train=absolute(data.train), val=val))
 
 

@@ -38,10 +38,13 @@ def read_value(text: str, key: Key, name: str) -> yaml.Node | None:
 BASE = "base"  # a YAML's key that names another one to start from
 
 
-def read_yaml(path: Path, keys: Mapping[str, Key], users: tuple[Path, ...] = ()) -> list[Setting]:
+def read_yaml(
+    path: Path, keys: Mapping[str, Key], configs: Path | None = None, users: tuple[Path, ...] = ()
+) -> list[Setting]:
     """The settings of a YAML file, in its order; refuses what is not a YAML of known keys, with the line.
 
-    Those of the file named as its `base`, beside it, come first. `users` are the files that led here.
+    Those of the file named as its `base`, beside it or in the folder `configs`, come first. `users` are the
+    files that led here.
     """
     root, source = _composed(path)
     base = next((pair for pair in root.value if pair[0].value == BASE), None)
@@ -54,13 +57,16 @@ def read_yaml(path: Path, keys: Mapping[str, Key], users: tuple[Path, ...] = ())
             f"{where}base={source[base[1].start_mark.index : base[1].end_mark.index]}: name a YAML"
         )
     name = base[1].value
-    below = path.parent / name if name.endswith((".yaml", ".yml")) else path.parent / f"{name}.yaml"
-    if not below.is_file():
-        raise UserError(f"{where}base={name}: there is no {below}")
+    file = name if name.endswith((".yaml", ".yml")) else f"{name}.yaml"
+    below = next(
+        (folder / file for folder in (path.parent, configs) if folder and (folder / file).is_file()), None
+    )
+    if not name or below is None:
+        raise UserError(f"{where}base={name}: there is no {path.parent / file}, and no config of that name")
     users = (*users, path.resolve())
     if below.resolve() in users:
         raise UserError(f"{where}base={name} leads back to {below}; a config can't be its own base")
-    return read_yaml(below, keys, users) + _walk(root, "", source, path, keys)
+    return read_yaml(below, keys, configs, users) + _walk(root, "", source, path, keys)
 
 
 def _composed(path: Path) -> tuple[yaml.MappingNode, str]:

@@ -4,6 +4,7 @@ torch is imported inside the functions: a typo in a key must answer without it.
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from nestling.ssl.config import Config
 from nestling.ssl.errors import UserError
@@ -19,6 +20,7 @@ def validate(config: Config) -> None:
         UserError: one sentence that names the settings and their values.
     """
     _check_epochs(config)
+    _check_start(config)
     _check_views(config)
     _check_terms(config)
     _check_backbone(config)
@@ -26,6 +28,19 @@ def validate(config: Config) -> None:
         raise UserError(
             f"overwrite=true deletes the run that resume={config.resume} would continue; set one of them"
         )
+
+
+def _check_start(config: Config) -> None:
+    """`overwrite` must not delete what the run is to start from."""
+    source, out = config.init_from, Path(config.out).resolve()
+    if config.allow_partial and source is None:
+        raise UserError(f"allow_partial={show(config.allow_partial)} does nothing without init_from")
+    if (
+        source is not None
+        and config.overwrite
+        and out in (*Path(source).resolve().parents, Path(source).resolve())
+    ):
+        raise UserError(f"overwrite=true would delete init_from={source}, which lies in out={config.out}")
 
 
 def _check_epochs(config: Config) -> None:
@@ -91,7 +106,14 @@ def _check_backbone(config: Config) -> None:
             backbone = backbones.create(name, drop_path=config.backbone.drop_path, **options)
     except ValueError as error:
         given = f" with backbone.options={show(options)}" if options else ""
-        raise UserError(f"backbone.name={name}{given} can't be built: {error}") from None
+        hint = "; set backbone.drop_path=0" if "drop_path" in str(error) and config.backbone.drop_path else ""
+        raise UserError(f"backbone.name={name}{given}: {error}{hint}") from None
+    try:
+        backbone.activation_checkpointing = config.train.activation_checkpointing
+    except ValueError as error:
+        raise UserError(f"train.activation_checkpointing=true: {error}") from None
+    if not any(parameter.requires_grad for parameter in backbone.parameters()):
+        raise UserError(f"backbone.name={name} has no parameter to train; name another backbone")
     for key, side in _sides(config):
         try:
             backbone.check_size(side, side)

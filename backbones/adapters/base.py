@@ -30,6 +30,7 @@ class Adapter(Backbone):
     """
 
     model: Any  # its attributes are another library's
+    _is_checkpointed = False
 
     def __init__(self, name: str, model: nn.Module, in_chans: int) -> None:
         super().__init__()
@@ -50,6 +51,17 @@ class Adapter(Backbone):
         self.min_size = side or min(self.reference)
         for unused in self._probe().unused(*((side, side) if side else self.reference)):
             self.get_parameter(unused).requires_grad_(False)
+
+    @property
+    def activation_checkpointing(self) -> bool:
+        """Raises ValueError when it is switched on for a network that repeats no block."""
+        return self._is_checkpointed
+
+    @activation_checkpointing.setter
+    def activation_checkpointing(self, enable: bool) -> None:
+        if enable:
+            self._blocks()
+        self._is_checkpointed = enable
 
     def forward(self, images: Tensor, mask: Tensor | None = None) -> Features:
         if mask is not None:

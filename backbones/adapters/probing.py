@@ -79,6 +79,8 @@ class Probe:
         features = self.features(height, width)
         named = {name: p for name, p in self.backbone.named_parameters() if p.requires_grad}
         total = features.cls.sum() + features.patches.sum()
+        if not total.requires_grad:
+            return list(named)
         gradients = torch.autograd.grad(total, list(named.values()), allow_unused=True)
         return [name for name, gradient in zip(named, gradients, strict=True) if gradient is None]
 

@@ -45,6 +45,7 @@ def fit(
     Raises ValueError where a tensor of the backbone isn't matched, is not finite or holds integers for
     fractions, where the tensors hold a part that the backbone lacks, or where a pattern matches no key.
     """
+    allow_partial = (allow_partial,) if isinstance(allow_partial, str) else allow_partial
     wanted, found, said = backbone.state_dict(), dict(tensors), list(notes)
     if adapt:
         rule = (backbone.offset, backbone.antialias) if isinstance(backbone, ViT) else (0.0, False)

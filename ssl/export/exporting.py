@@ -19,7 +19,7 @@ from nestling.ssl.export.subject import Subject
 from nestling.ssl.export.target import Network, Target
 from nestling.ssl.export.timm import Timm
 from nestling.ssl.export.torch_export import TorchExport
-from nestling.ssl.run.checkpoints import flush_to_disk
+from nestling.ssl.run.checkpoints import flush_to_disk, share
 from nestling.ssl.run.directory import installed, write_json
 
 TARGETS: dict[str, Target] = {
@@ -47,6 +47,8 @@ def export(subject: Subject, target: Target, out: Path, overwrite: bool = False)
         with writing(out):
             record["files"] = sorted(path.name for path in draft.iterdir())
             write_json(draft / RECORD, record)
+            for path in draft.iterdir():
+                share(path)
             for path in (*draft.iterdir(), draft):
                 flush_to_disk(path)
     return record

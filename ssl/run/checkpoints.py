@@ -64,6 +64,8 @@ def save(checkpoint: Checkpoint, run: Path, keep_last: int, is_best: bool) -> Pa
     torch.save(checkpoint.optimizer, draft / "optimizer.pt")
     (draft / "trainer.json").write_text(json.dumps(checkpoint.trainer, indent=2, allow_nan=False))
     (draft / "config.yaml").write_text(checkpoint.config, encoding="utf-8")
+    for path in draft.iterdir():
+        share(path)
     for path in (*draft.iterdir(), draft):
         flush_to_disk(path)
     if final.exists():  # of a run that was resumed from an earlier step
@@ -147,6 +149,13 @@ def rotate(run: Path, keep_last: int) -> None:
     for path in saved(run)[:-keep_last]:
         if path != best:
             shutil.rmtree(path)
+
+
+def share(path: Path) -> None:
+    """Give a file the rights that the user's umask says: safetensors makes its own for the owner alone."""
+    mask = os.umask(0)
+    os.umask(mask)
+    path.chmod(0o666 & ~mask)
 
 
 def flush_to_disk(path: Path) -> None:

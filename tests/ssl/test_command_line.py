@@ -127,6 +127,12 @@ def test_a_yaml_starts_from_the_one_it_names_as_its_base(tmp_path):
     assert config.backbone.options == {"window": 7}, "mappings are replaced whole, as by arguments"
 
 
+def test_a_yaml_may_build_on_a_config_of_the_recipes(configs, tmp_path):
+    (tmp_path / "mine.yaml").write_text("base: small\nseed: 7\n")
+    mine = parse("--config", str(tmp_path / "mine.yaml"), configs=configs)
+    assert mine == dataclasses.replace(parse("--config", "small", configs=configs), seed=7)
+
+
 def test_an_empty_yaml_means_the_defaults(tmp_path):
     (tmp_path / "x.yaml").write_text("# nothing\n")
     assert parse("--config", str(tmp_path / "x.yaml")) == Config()

@@ -154,6 +154,7 @@ def test_a_wrong_yaml_is_refused_with_file_and_line(text, expected, tmp_path):
     ("files", "expected"),
     [
         ({"x": "seed: 1\nbase: y\n"}, "x.yaml:2: base=y: there is no "),
+        ({"x": "base:\n"}, "x.yaml:1: base=: there is no "),
         ({"x": "base: x\n"}, "x.yaml:1: base=x leads back to "),
         ({"x": "base: y\n", "y": "base: x.yaml\n"}, "y.yaml:1: base=x.yaml leads back to "),
         ({"x": "base: y\n", "y": "optim:\n  lrr: 1\n"}, "y.yaml:2: unknown key optim.lrr=1"),

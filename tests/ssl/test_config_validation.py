@@ -50,6 +50,9 @@ def test_the_defaults_are_legal_one_by_one_and_together():
         ("views.local_size=[96,8]", ["views.local_size=8", "backbone.name=xcit_small_12_p16", "16"]),
         ("views.global_size=4", ["views.global_size=4", "16"]),
         ("knn.size=4", ["knn.size=4", "16"]),
+        ("allow_partial=[norm.*]", ["allow_partial=[norm.*]", "does nothing without init_from"]),
+        ("out=runs/a init_from=runs/a overwrite=true", ["overwrite=true would delete init_from=runs/a"]),
+        ("out=runs/a init_from=runs/a/checkpoints/step_1 overwrite=true", ["overwrite=true would delete"]),
         ("resume=auto overwrite=true", ["overwrite=true", "resume=auto"]),
     ],
 )  # fmt: skip
@@ -74,6 +77,29 @@ def test_settings_that_do_not_fit_together_are_refused_by_name(arguments, expect
 )
 def test_settings_at_the_edge_are_accepted(arguments):
     validate(config_of(*arguments.split(" ")))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (
+            ["backbone.name=torchvision:resnet18"],
+            r"torchvision:resnet18.*not 0\.05; set backbone\.drop_path=0",
+        ),
+        (["backbone.name=torch.nn:Identity", "backbone.drop_path=0"], r"torch\.nn:Identity"),
+        (
+            [
+                "backbone.name=torchvision:vgg11",
+                "backbone.drop_path=0",
+                "train.activation_checkpointing=true",
+            ],
+            r"train\.activation_checkpointing=true: torchvision:vgg11",
+        ),
+    ],
+)
+def test_a_foreign_network_is_refused_with_the_key_to_set(arguments, expected):
+    with pytest.raises(UserError, match=expected):
+        validate(read(Config, arguments, program="recipe.py"))
 
 
 def test_validation_draws_no_random_numbers():

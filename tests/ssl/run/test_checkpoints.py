@@ -1,5 +1,8 @@
+import json
+
 import pytest
 import torch
+from safetensors import safe_open
 
 from nestling.ssl.errors import UserError
 from nestling.ssl.run import checkpoints
@@ -16,7 +19,7 @@ def checkpoint(step: int) -> checkpoints.Checkpoint:
             "param_groups": [{"lr": 0.1, "params": [0]}],
         },
         trainer={"step": step, "global_batch": 8, "best": None, "scaler": None},
-        config="seed: 3\n",
+        config="seed: 3\nbackbone: {name: xcit_nano_12_p4, options: {depth: 2}}\n",
     )
 
 
@@ -34,6 +37,15 @@ def test_a_checkpoint_comes_back_as_it_went(tmp_path):
     assert torch.equal(loaded.optimizer["state"][0]["exp_avg"], torch.ones(2, 3))
     assert loaded.trainer == original.trainer
     assert loaded.config == original.config
+
+
+def test_weights_say_how_to_build_their_backbone_and_may_be_read_by_whoever_may_read_the_rest(tmp_path):
+    saved = checkpoints.save(checkpoint(7), tmp_path, keep_last=2, is_best=False)
+    for network in ("student", "teacher"):
+        with safe_open(saved / f"{network}.safetensors", framework="pt") as file:
+            described = json.loads(file.metadata()["nestling"])
+        assert described == {"backbone": {"name": "xcit_nano_12_p4", "options": {"depth": 2}}}
+    assert len({path.stat().st_mode for path in saved.iterdir()}) == 1
 
 
 def test_old_checkpoints_go_by_number_and_the_best_stays(tmp_path):
