@@ -41,7 +41,8 @@ def left_as_found() -> Iterator[None]:
     try:
         yield
     finally:
-        logger.handlers, logger.level, logger.propagate = state
+        logger.handlers, level, logger.propagate = state
+        logger.setLevel(level)  # not the attribute: it caches what the level let through
         AcceleratorState._reset_state(True)
         PartialState._reset_state()
         GradientState._reset_state()

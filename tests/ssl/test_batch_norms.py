@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
@@ -88,13 +89,14 @@ def test_a_method_leaves_its_statistics_to_be_averaged_unless_it_is_synchronised
     [("cuda", 2, True), ("cuda", 1, False), ("cpu", 2, False), ("cpu", 1, False)],
 )
 def test_norms_are_synchronised_on_cuda_with_several_processes_alone(
-    device, num_processes, converted, monkeypatch
+    device, num_processes, converted, monkeypatch, request
 ):
     said: list[str] = []
-    handler = logging.Handler()
+    handler, logger = logging.Handler(), logging.getLogger("nestling")
     monkeypatch.setattr(handler, "emit", lambda record: said.append(record.getMessage()))
-    monkeypatch.setattr(logging.getLogger("nestling"), "handlers", [handler])
-    monkeypatch.setattr(logging.getLogger("nestling"), "level", logging.INFO)
+    monkeypatch.setattr(logger, "handlers", [handler])
+    request.addfinalizer(partial(logger.setLevel, logger.level))
+    logger.setLevel(logging.INFO)  # not the attribute: it caches what an earlier level let through
     distillation = method()
     processes.synchronise_batch_norms(distillation, Place(num_processes, torch.device(device)))
     kinds = {isinstance(norm, nn.SyncBatchNorm) for norm in batch_norms(distillation)}

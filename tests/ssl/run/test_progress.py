@@ -54,7 +54,8 @@ def test_only_the_main_process_speaks(monkeypatch):
             logger.info(f"from main {is_main}")
             logger.warning("careful [bold]")
     finally:
-        logger.handlers, logger.level, logger.propagate = before
+        logger.handlers, level, logger.propagate = before
+        logger.setLevel(level)  # not the attribute: it caches what the level let through
     assert out.getvalue() == "from main True\nwarning: careful [bold]\n"
 
 
