@@ -6,6 +6,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # sums in one order, and no fight over few cores
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,3 +31,11 @@ def image_folder(tmp_path: Path) -> Callable[..., Path]:
 def repository() -> Path:
     """The root of the checkout."""
     return Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def fresh_logger() -> None:
+    """nestling's logger as Python makes it: runs of an earlier test in this process have set it up."""
+    logger = logging.getLogger("nestling")
+    logger.handlers, logger.propagate = [], True
+    logger.setLevel(logging.NOTSET)
