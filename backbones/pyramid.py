@@ -10,6 +10,11 @@ from torch import Tensor, nn
 STRIDES = (4, 8, 16, 32)
 
 
+def level_ends(depth: int) -> list[int]:
+    """After how many of `depth` blocks each level is read: a third, a half, two thirds, all (XCiT, BEiT)."""
+    return [max(1, round(depth * share)) for share in (1 / 3, 1 / 2, 2 / 3, 1)]
+
+
 def pyramid_layers(stride: int, dim: int) -> list[nn.Module]:
     """The resizing layers of the published XCiT detectors, one per level of `STRIDES`.
 

@@ -21,7 +21,7 @@ from nestling.backbones.options import (
 )
 from nestling.backbones.position_table import resize_positions
 from nestling.backbones.positions import sincos2d
-from nestling.backbones.pyramid import fit_levels, pyramid_layers, resize_levels
+from nestling.backbones.pyramid import fit_levels, level_ends, pyramid_layers, resize_levels
 from nestling.backbones.registry import register
 from nestling.backbones.rope import AxialRope
 from nestling.backbones.self_attention import Block
@@ -169,13 +169,13 @@ class ViT(Backbone):
             images: (B, C, H, W) -> four of (B, D, ceil(H / s), ceil(W / s)), s = 4, 8, 16, 32
         """
         x, grid, rope = self._embed(images)
-        depth = len(self.blocks)
-        ends = [max(1, round(depth * share)) for share in (1 / 3, 1 / 2, 2 / 3, 1)]
         outputs = []
         for block in self.blocks:
             x = self.run(block, x, rope)
             outputs.append(x[:, self._num_prefix :])
-        maps = [outputs[end - 1].unflatten(1, grid).permute(0, 3, 1, 2) for end in ends]
+        maps = [
+            outputs[end - 1].unflatten(1, grid).permute(0, 3, 1, 2) for end in level_ends(len(self.blocks))
+        ]
         if not self.has_pyramid:
             return resize_levels(maps, self.stride)
         levels = [self.get_submodule(f"fpn{number}")(x) for number, x in enumerate(maps, start=1)]

@@ -14,7 +14,7 @@ from nestling.backbones.features import Backbone, Features, apply_mask
 from nestling.backbones.layers import DropPath, LayerNorm, Mlp, init_linear
 from nestling.backbones.options import check_choice, check_drop_path, check_positive, check_width
 from nestling.backbones.positions import FourierPositions
-from nestling.backbones.pyramid import crop_levels, pyramid_layers, resize_levels
+from nestling.backbones.pyramid import crop_levels, level_ends, pyramid_layers, resize_levels
 from nestling.backbones.registry import register
 from nestling.backbones.stems import ConvStem, LinearStem
 
@@ -227,13 +227,13 @@ class XCiT(Backbone):
             images: (B, C, H, W) -> four of (B, D, ceil(H / s), ceil(W / s)), s = 4, 8, 16, 32
         """
         patches, grid = self._embed(images)
-        depth = len(self.blocks)
-        ends = [max(1, round(depth * share)) for share in (1 / 3, 1 / 2, 2 / 3, 1)]
         outputs = []
         for block in self.blocks:
             patches = self.run(block, patches, grid)
             outputs.append(patches)
-        maps = [outputs[end - 1].unflatten(1, grid).permute(0, 3, 1, 2) for end in ends]
+        maps = [
+            outputs[end - 1].unflatten(1, grid).permute(0, 3, 1, 2) for end in level_ends(len(self.blocks))
+        ]
         if self.has_pyramid:
             levels = [self.get_submodule(f"fpn{number}")(x) for number, x in enumerate(maps, start=1)]
         else:

@@ -1,5 +1,6 @@
 """What all adapters share: `self.model` is the foreign network, and its figures come from dry forwards."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
@@ -68,9 +69,9 @@ class Adapter(Backbone):
             raise ValueError(f"{self.name} has no mask token, so it takes no mask")
         return self.guarded(self.features, images)
 
+    @abstractmethod
     def features(self, images: Tensor) -> Features:
-        """Shape: images (B, C, H, W) -> Features."""
-        raise NotImplementedError
+        """What the foreign network makes of images. Shape: images (B, C, H, W) -> Features."""
 
     def attention(self, images: Tensor) -> Tensor:
         """Raises ValueError, but in subclasses that can read it."""
@@ -92,6 +93,7 @@ class Adapter(Backbone):
             raise
 
     def check_size(self, height: int, width: int) -> None:
+        """Raises ValueError for a size at which a dry forward fails, naming the nearest found to work."""
         probe = self._probe()
         if probe.takes(height, width):
             return

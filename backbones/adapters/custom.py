@@ -41,6 +41,7 @@ class Custom(Adapter):
         self.measure(*((side, side) for side in _FIRST_SIDES))
 
     def features(self, images: Tensor) -> Features:
+        """What the module returns, as `Features`. Shape: images (B, C, H, W) -> Features."""
         found = self.model(images)
         if isinstance(found, Features):
             return found

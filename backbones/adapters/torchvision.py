@@ -62,6 +62,7 @@ class Torchvision(Adapter):
         self.strides = [stride_of(side, x.shape[2]) for x in maps]
 
     def features(self, images: Tensor) -> Features:
+        """Of ViT its tokens, else the last map. Shape: images (B, C, H, W) -> Features."""
         if self.has_attention:
             tokens = self.model.encoder.ln(self.model.encoder.layers(self._embedded(images)))
             rows, columns = (side // self.model.patch_size for side in images.shape[-2:])
