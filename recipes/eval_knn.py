@@ -22,6 +22,11 @@ class EvalData:
     train: str | None = key(None, "images that vote; null: as the run had it")
     val: str | None = key(None, "images that are judged; null: as the run had it")
     num_workers: int | None = key(None, "loader processes per process; null: as the run had it", low=0)
+    on_error: str | None = key(
+        None,
+        "unreadable images: leave out, or stop; null: as the run had it",
+        choices=("skip", "raise"),
+    )
 
 
 @dataclass
@@ -60,17 +65,20 @@ def main(argv: list[str]) -> None:
         EvalKnn, argv, program="recipes/eval_knn.py", about=__doc__ or "", positional=("checkpoint",)
     )
     # Late, as all of these import torch: --help answers at once.
-    from nestling.ssl.data.sources import open_pair
+    from nestling.ssl.data.sources.opening import opened_together
     from nestling.ssl.evaluation.online import OnlineKnn
     from nestling.ssl.run import processes
+    from nestling.ssl.run.directory import writable
     from nestling.ssl.run.loading import check_size, find_checkpoint, load_backbone
+    from nestling.ssl.run.progress import say_only_here
 
     checkpoint = find_checkpoint(settings.checkpoint)
     out = writable(Path(settings.out) if settings.out else checkpoint / "knn.json")
     backbone, config = load_backbone(checkpoint, settings.network)
     override(config, settings)
     accelerator = processes.join()
-    train, val = open_pair(config)
+    say_only_here(accelerator.is_main_process)
+    train, val = opened_together(config)
     if val is None:
         raise UserError(
             f"k-NN needs labels and data.train={train.name} has none to hold out; "
@@ -96,29 +104,16 @@ def override(config: Config, settings: EvalKnn) -> None:
                 setattr(getattr(config, section), item.name, value)
 
 
-def writable(out: Path) -> Path:
-    """The file of the results, refused before the work where it can't be written."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with out.open("a"):
-            pass
-    except OSError as error:
-        raise UserError(
-            f"out={out} can't be written: {error.strerror}; name a file, as in out=knn.json"
-        ) from error
-    if not out.stat().st_size:
-        out.unlink()
-    return out
-
-
 def report(
     settings: EvalKnn, checkpoint: Path, out: Path, config: Config, judge: Any, results: dict[str, float]
 ) -> None:
     """Print the table and write the results with all that they depend on."""
+    from nestling.ssl.evaluation.online import TRAIN, VAL
     from nestling.ssl.run.directory import write_json
     from nestling.ssl.run.loading import saved_step
 
-    show(f"{settings.network} of {checkpoint}, {len(judge.train)} + {len(judge.val)} images", results)
+    num_train, num_val = judge.num_readable[TRAIN], judge.num_readable[VAL]
+    show(f"{settings.network} of {checkpoint}, {num_train} + {num_val} images", results)
     write_json(
         out,
         {
@@ -127,8 +122,9 @@ def report(
             "step": saved_step(checkpoint),
             "backbone": config.backbone.name,
             "data": {"train": judge.train.name, "val": judge.val.name},
-            "num_train": len(judge.train),
-            "num_val": len(judge.val),
+            "num_train": num_train,
+            "num_val": num_val,
+            "unreadable": judge.ledger.paths(),
             "num_classes": len(judge.class_names),
             "size": judge.size,
             "temperature": config.knn.temperature,

@@ -35,9 +35,12 @@ def key(
 class Data:
     """Where images come from and how they are read."""
 
-    train: str = key("photo-tiles", "folder of images (any nesting), or photo-tiles, the embedded set")
+    train: str = key(
+        "photo-tiles",
+        "photo-tiles, torchvision:NAME, or a folder, list (.txt .csv .parquet), .tar, .npy or .npz of images",
+    )
     val: str | None = key(
-        None, "folder of class folders that k-NN queries; null: hold out part of data.train"
+        None, "labelled images that k-NN queries, likewise; null: hold out part of data.train"
     )
     holdout: float = key(
         0.1,
@@ -45,8 +48,43 @@ class Data:
         low=0,
         high=0.9,
     )
-    mean: list[float] = key([0.485, 0.456, 0.406], "per channel, of pixels in [0, 1]", low=0, high=1)
-    std: list[float] = key([0.229, 0.224, 0.225], "per channel, of pixels in [0, 1]", low=1e-6)
+    root: str | None = key(
+        None, "where the files of torchvision:NAME lie; null: the folder torchvision in data.cache"
+    )
+    cache: str | None = key(
+        None, "folder that remembers what a scan found; null: nestling in the user's cache folder"
+    )
+    mode: str = key(
+        "rgb",
+        "rgb and gray convert every image; unchanged keeps its channels, which must be data.in_chans",
+        choices=("rgb", "gray", "unchanged"),
+    )
+    in_chans: int | None = key(
+        None, "channels of every image, view and patch; null: 3 for rgb, 1 for gray", low=1
+    )
+    mean: list[float] | None = key(None, "per channel, of pixels in [0, 1]; null: ImageNet's", low=0, high=1)
+    std: list[float] | None = key(None, "per channel, of pixels in [0, 1]; null: ImageNet's", low=1e-6)
+    orientation: bool = key(True, "turn images upright as their EXIF orientation says")
+    background: list[int] = key(
+        [255, 255, 255], "red, green, blue beneath transparent pixels", low=0, high=255, length=3
+    )
+    window: list[float] | None = key(
+        None,
+        "values that become black and white in images of more than 8 bits; null: the range of their type",
+        ordered=True,
+    )
+    max_pixels: int = key(178_956_970, "an image of more counts as unreadable; Pillow's own limit", low=1)
+    min_size: int = key(0, "images whose shorter side is below are left out; in pixels", low=0)
+    on_error: str = key(
+        "skip", "unreadable images: replace each by another one, or stop", choices=("skip", "raise")
+    )
+    max_bad_share: float = key(0.1, "unreadable share of the images at which a run stops", low=0, high=0.5)
+    epoch_images: int | None = key(
+        None, "images that make an epoch, drawn on from one pass to the next; null: all, once", low=1
+    )
+    shuffle_shards: int = key(
+        16, "tar shards mixed at once, so that reading stays nearly sequential; 0: all of them", low=0
+    )
     num_workers: int | None = key(
         None,
         "loader processes per training process; null: usable CPUs shared out, at most 8; 0 on CPU",

@@ -13,6 +13,7 @@ from nestling import backbones
 from nestling.backbones import Backbone
 from nestling.ssl import terms
 from nestling.ssl.config import Config
+from nestling.ssl.data.channels import backbone_options
 from nestling.ssl.distributed import average
 from nestling.ssl.heads import ProjectionHead
 from nestling.ssl.terms import Outputs, Term
@@ -43,7 +44,7 @@ class Network(nn.Module):
 def build_network(config: Config) -> Network:
     """The student as the config describes it."""
     backbone = backbones.create(
-        config.backbone.name, drop_path=config.backbone.drop_path, **config.backbone.options
+        config.backbone.name, drop_path=config.backbone.drop_path, **backbone_options(config)
     )
     backbone.activation_checkpointing = config.train.activation_checkpointing
     head = config.head

@@ -4,10 +4,23 @@ Without a process group every function here does nothing, so that callers need n
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from nestling.ssl.errors import UserError
+
+Item = TypeVar("Item")
+
+CPU_QUOTAS = (  # of a container, in microseconds per period: cgroup version 2 and 1
+    "/sys/fs/cgroup/cpu.max",
+    "/sys/fs/cgroup/cpu/cpu.cfs_quota_us /sys/fs/cgroup/cpu/cpu.cfs_period_us",
+)
 
 
 def is_distributed() -> bool:
@@ -34,6 +47,45 @@ def average(tensors: list[Tensor]) -> None:
     flat = summed(torch.cat([tensor.flatten() for tensor in tensors])) / dist.get_world_size()
     for tensor, mean in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
         tensor.copy_(mean.view_as(tensor))
+
+
+def everyones(items: list[Item]) -> list[Item]:
+    """The items of all processes, those of the first one first; any that can be pickled."""
+    if not is_distributed():
+        return items
+    gathered: list[list[Item]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(gathered, items)
+    return [item for part in gathered for item in part]
+
+
+@contextmanager
+def failing_together() -> Iterator[None]:
+    """Raise a UserError of one process, such as for an image it can't read, on all: none is left waiting."""
+    problem: UserError | None = None
+    try:
+        yield
+    except UserError as error:
+        problem = error
+    for other in everyones([] if problem is None else [problem]):
+        raise other
+
+
+def processes_here() -> int:
+    """Training processes on this machine, as the launcher says."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def usable_cpus() -> int:
+    """CPUs that this process may use: those it is bound to, at most what its container's quota allows."""
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for files in CPU_QUOTAS:
+        try:
+            quota, period = " ".join(Path(file).read_text() for file in files.split()).split()
+        except (OSError, ValueError):
+            continue
+        if quota.isdigit():  # else "max" or -1: no limit
+            return max(1, min(bound, int(quota) // int(period)))
+    return bound
 
 
 def computes_on_cpu() -> bool:

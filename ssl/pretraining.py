@@ -10,13 +10,17 @@ from accelerate import Accelerator
 
 from nestling.backbones import Backbone
 from nestling.ssl.config import Config
-from nestling.ssl.data.loader import TrainLoader, steps_per_epoch
-from nestling.ssl.data.photo_tiles import PhotoTiles
-from nestling.ssl.data.sources import ImageSource, open_pair
+from nestling.ssl.data.ledger import Ledger
+from nestling.ssl.data.loader import TrainLoader
+from nestling.ssl.data.order import steps_per_epoch
+from nestling.ssl.data.sources.base import ImageSource
+from nestling.ssl.data.sources.opening import EMBEDDED, TORCHVISION, opened_together
+from nestling.ssl.data.survey import warn_of_small
 from nestling.ssl.distillation import SelfDistillation
 from nestling.ssl.errors import UserError
 from nestling.ssl.evaluation.online import OnlineKnn
 from nestling.ssl.initial_weights import settled, start_from
+from nestling.ssl.names import printable
 from nestling.ssl.run import processes
 from nestling.ssl.run.progress import say_only_here
 from nestling.ssl.run.results import show
@@ -42,13 +46,16 @@ def pretrain(config: Config) -> Path:
     validate(config)
     accelerator = processes.start(config)
     say_only_here(accelerator.is_main_process)
-    images, queries = open_pair(config)
+    images, queries = opened_together(config)
     place = (accelerator.process_index, accelerator.num_processes)
     global_batch = config.train.batch_size * config.train.accumulation * accelerator.num_processes
     schedules = Schedules(
         config, steps_per_epoch(len(images), config, accelerator.num_processes), global_batch
     )
-    knn = OnlineKnn(images, queries, config, *place) if queries is not None and config.knn.every else None
+    ledger = Ledger(config.data.max_bad_share)
+    knn = None
+    if queries is not None and config.knn.every:
+        knn = OnlineKnn(images, queries, config, *place, ledger=ledger)
 
     torch.manual_seed(config.seed)  # alike on all processes: the teacher is never broadcast
     method = SelfDistillation(config).to(accelerator.device)
@@ -56,6 +63,8 @@ def pretrain(config: Config) -> Path:
         start_from(method, weights, config)
     run = Run(config, accelerator, global_batch, len(images))
     announce(config, accelerator, schedules, images, queries)
+    if accelerator.is_main_process:
+        warn_of_small(images, config)
     processes.synchronise_batch_norms(method, accelerator)
 
     def batches_from(step: int) -> TrainLoader:
@@ -65,7 +74,7 @@ def pretrain(config: Config) -> Path:
         assert knn is not None
         return knn.judge(backbone, accelerator.device, processes.autocast_dtype(accelerator))
 
-    train(method, batches_from, schedules, run, judge if knn else None, accelerator)
+    train(method, batches_from, schedules, run, judge if knn else None, ledger, accelerator)
     show(run.path, method.teacher.backbone, knn, queries or images, config, accelerator)
     accelerator.end_training()
     return run.path
@@ -82,8 +91,10 @@ def with_absolute_paths(config: Config) -> Config:
 
 
 def absolute(spec: str) -> str:
-    """The absolute path of a file or folder; the name of the embedded set stays."""
-    return spec if spec == PhotoTiles.name else os.path.abspath(os.path.expanduser(spec))
+    """The absolute path of a file or folder; the name of a data set stays."""
+    if spec == EMBEDDED or spec.startswith(TORCHVISION):
+        return spec
+    return os.path.abspath(os.path.expanduser(spec))
 
 
 def announce(
@@ -104,12 +115,15 @@ def announce(
             f"{len(images)} to train on, {len(queries)} held out for k-NN",
         )
     else:
-        found, judged = len(images), f"{len(queries)} in {queries.name} for k-NN"
+        found, judged = len(images), f"{len(queries)} in {printable(queries.name)} for k-NN"
     logger.info(
         f"{accelerator.num_processes} process{'es' if accelerator.num_processes > 1 else ''} on "
         f"{accelerator.device.type}, {processes.resolved_precision(train.precision)}; "
-        f"{found} images found in {images.name}: {judged}"
+        f"{found} images found in {printable(images.name)}: {judged}"
     )
+    for source in (images, queries):
+        if source is not None and source.passed_over and (source is images or config.data.val is not None):
+            logger.info(f"passed over in {printable(source.name)}: {source.passed_over}")
     logger.info(
         f"global batch {schedules.global_batch} = {train.batch_size} images x {train.accumulation} "
         f"micro-batches x {accelerator.num_processes} processes; "

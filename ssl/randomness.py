@@ -19,6 +19,7 @@ class Stream(IntEnum):
     HOLDOUT = 3  # no further coordinate
     TILES = 4  # photograph, part
     NETWORK = 5  # step, process
+    REPLACEMENT = 6  # pass, index
 
 
 def generator(seed: int, *coordinates: int) -> np.random.Generator:

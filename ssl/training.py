@@ -10,6 +10,8 @@ from torch import Tensor
 
 from nestling.ssl import optim
 from nestling.ssl.config import Config
+from nestling.ssl.data.channels import normalisation
+from nestling.ssl.data.ledger import Ledger
 from nestling.ssl.data.loader import Batch
 from nestling.ssl.distillation import SelfDistillation
 from nestling.ssl.randomness import Stream, generator
@@ -27,15 +29,16 @@ def train(
     schedules: Schedules,
     run: Run,
     judge: Judge | None,
+    ledger: Ledger,
     accelerator: Accelerator,
 ) -> Journal:
     """Train `method.student` to predict `method.teacher`, its moving average.
 
     `batches_from(step)` opens the micro-batches from that step on. `judge` rates a backbone; the
-    first of its values decides which checkpoint is the best.
+    first of its values decides which checkpoint is the best. `ledger` counts the unreadable images.
 
     Raises:
-        UserError: the loss or a gradient is no longer finite.
+        UserError: the loss or a gradient is no longer finite, or too many images are unreadable.
     """
     config = run.config
     # A fused optimizer hides from accelerate that fp16 gradients overflowed and its step was skipped.
@@ -43,7 +46,7 @@ def train(
     own_optimizer = optim.build(config.optim, optim.parameter_groups(method.student), fused)
     first_step = run.restore(method, own_optimizer)
     student, optimizer = accelerator.prepare(method.student, own_optimizer)
-    journal = Journal(method, own_optimizer, schedules, run, judge)
+    journal = Journal(method, own_optimizer, schedules, run, judge, ledger)
 
     with batches_from(first_step) as loader, journal.opened(first_step):
         batches = iter(loader)
@@ -60,7 +63,7 @@ def train(
                         targets = method.targets(views[0], size)
                     loss, metrics = method.loss(student(views, size), targets, values.temperature)
                     accelerator.backward(loss)
-                    journal.micro_batch(loss, metrics, size)
+                    journal.micro_batch(batch, loss, metrics)
 
             gradient_norm = update_student(method, optimizer, values, config, accelerator)
             method.update_teacher(1.0 if accelerator.optimizer_step_was_skipped else values.momentum)
@@ -92,10 +95,8 @@ def update_student(
 
 def on_device(batch: Batch, config: Config, device: torch.device) -> list[Tensor]:
     """The views of a micro-batch as normalised floats; they travel as bytes."""
-    return [
-        normalize(view.to(device, non_blocking=True), config.data.mean, config.data.std)
-        for view in batch.views
-    ]
+    mean, std = normalisation(config.data)
+    return [normalize(view.to(device, non_blocking=True), mean, std) for view in batch.views]
 
 
 def seed_step(seed: int, step: int, process: int) -> None:

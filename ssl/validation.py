@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nestling.ssl.config import Config
+from nestling.ssl.data.channels import BY_MODE, backbone_options, channels
 from nestling.ssl.errors import UserError
 from nestling.ssl.keys import nearest, show
-
-CHANNELS = 3  # of an image as it is read
 
 
 def validate(config: Config) -> None:
@@ -22,6 +21,7 @@ def validate(config: Config) -> None:
     _check_epochs(config)
     _check_start(config)
     _check_views(config)
+    _check_channels(config)
     _check_terms(config)
     _check_backbone(config)
     if config.overwrite and config.resume != "never":
@@ -57,16 +57,44 @@ def _check_epochs(config: Config) -> None:
 
 
 def _check_views(config: Config) -> None:
-    views, data = config.views, config.data
+    views = config.views
     if views.num_local and views.local_scale[1] > views.global_scale[1]:
         raise UserError(
             f"views.local_scale={show(views.local_scale)} reaches above "
             f"views.global_scale={show(views.global_scale)}; a local crop can't be the larger one"
         )
-    if len(data.mean) != len(data.std):
+
+
+def _check_channels(config: Config) -> None:
+    """One number of channels for the images, their normalisation and the backbone."""
+    data, options = config.data, config.backbone.options
+    if "in_chans" in options:
+        said = f"backbone.options.in_chans={show(options['in_chans'])}"
+        raise UserError(f"{said}: images and backbone share one number; write data.in_chans instead")
+    fixed = BY_MODE.get(data.mode)
+    if fixed is None and data.in_chans is None:
         raise UserError(
-            f"data.mean={show(data.mean)} and data.std={show(data.std)} must have the same length, "
-            "one number per channel"
+            f"data.mode={data.mode} needs data.in_chans, the channels of your images, as in data.in_chans=8"
+        )
+    if fixed is not None and data.in_chans not in (None, fixed):
+        raise UserError(
+            f"data.in_chans={data.in_chans} doesn't go with data.mode={data.mode}, which makes {fixed}: "
+            "leave it out, or set data.mode=unchanged (gray for 1)"
+        )
+    count = channels(data)
+    for name, values in (("data.mean", data.mean), ("data.std", data.std)):
+        if values is None and count not in (1, 3):
+            raise UserError(
+                f"{name} is needed for {count} channels, one number each; recipes/measure_data.py finds them"
+            )
+        if values is not None and len(values) != count:
+            raise UserError(
+                f"{name}={show(values)} has {len(values)} numbers, but images have {count} channels "
+                f"(data.mode={data.mode}); give {count}"
+            )
+    if data.window is not None and data.window[0] == data.window[1]:
+        raise UserError(
+            f"data.window={show(data.window)} is empty: give two different values, as in [0, 4095]"
         )
 
 
@@ -94,18 +122,12 @@ def _check_backbone(config: Config) -> None:
         if wrong in options:
             said = f"backbone.options.{wrong}={show(options[wrong])}"
             raise UserError(f"{said} has a key of its own; write backbone.{wrong}={show(options[wrong])}")
-    if options.get("in_chans", CHANNELS) != CHANNELS:
-        said = f"backbone.options.in_chans={show(options['in_chans'])}"
-        raise UserError(f"{said}: images are read as RGB, so it can only be {CHANNELS}; leave it out")
-    if len(config.data.mean) != CHANNELS:
-        raise UserError(
-            f"data.mean={show(config.data.mean)} needs {CHANNELS} numbers: images are read as RGB"
-        )
     try:
         with torch.device("meta"):  # shapes only: no memory, no random numbers drawn
-            backbone = backbones.create(name, drop_path=config.backbone.drop_path, **options)
+            backbone = backbones.create(name, drop_path=config.backbone.drop_path, **backbone_options(config))
     except ValueError as error:
         given = f" with backbone.options={show(options)}" if options else ""
+        given += f" and data.in_chans={channels(config.data)}" if "in_chans" in str(error) else ""
         hint = "; set backbone.drop_path=0" if "drop_path" in str(error) and config.backbone.drop_path else ""
         raise UserError(f"backbone.name={name}{given}: {error}{hint}") from None
     try:

@@ -18,8 +18,10 @@ from torch import Tensor, nn
 
 from nestling import backbones
 from nestling.ssl.config import Config
-from nestling.ssl.data.loader import TrainLoader, steps_per_epoch
-from nestling.ssl.data.sources import open_pair, open_source
+from nestling.ssl.data.channels import backbone_options
+from nestling.ssl.data.loader import TrainLoader
+from nestling.ssl.data.order import steps_per_epoch
+from nestling.ssl.data.sources.opening import open_pair, open_source
 from nestling.ssl.distillation import SelfDistillation
 from nestling.ssl.errors import UserError
 from nestling.ssl.evaluation.online import OnlineKnn
@@ -99,13 +101,20 @@ def second_start(config: Config) -> tuple[str, bool]:
     return "went on", mark.exists()
 
 
+def scanned(config: Config) -> list[str]:
+    """What opening the images leaves beside the run."""
+    open_pair(config)
+    beside = Path(config.out).parent
+    return sorted(path.suffix for path in beside.rglob("*"))
+
+
 def split(config: Config) -> list[list[str]]:
     """The files to train on, and those that k-NN queries."""
     return [[source.path(i) for i in range(len(source))] for source in open_pair(config) if source]
 
 
 def batches(config: Config) -> TrainLoader:
-    images = open_source(config.data.train, "train")
+    images = open_source(config.data, "train")
     return TrainLoader(images, config, config.train.epochs * steps_per_epoch(len(images), config, 1), 0, 1)
 
 
@@ -159,7 +168,7 @@ def checkpointed(config: Config) -> int:
 def judge(config: Config, hook: Callable[[nn.Module, tuple[Tensor]], None]) -> dict[str, float]:
     """k-NN of an untrained backbone, which shows `hook` every batch."""
     torch.manual_seed(0)
-    backbone = backbones.create(config.backbone.name, **config.backbone.options)
+    backbone = backbones.create(config.backbone.name, **backbone_options(config))
     backbone.register_forward_pre_hook(hook)
     images, queries = open_pair(config)
     assert queries is not None

@@ -14,6 +14,12 @@ import pytest
 from image_folder import write_image_folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What scans remember goes to a folder of this session, in processes that tests start too."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture
 def image_folder(tmp_path: Path) -> Callable[..., Path]:
     """A factory: image_folder(name="images", classes=3, per_class=8, size=32, seed=0) returns a new folder.

@@ -1,79 +1,90 @@
 """Batches of views for training and of images for evaluation.
 
-Shapes used below: B images, n local views, S and s the sides of global and local views.
+Shapes used below: B images, n local views, C channels, S and s the sides of global and local views.
 """
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
-from nestling.ssl.config import Config
-from nestling.ssl.data.order import SampleRef, StepSampler, steps_per_epoch
-from nestling.ssl.data.sources import ImageSource
-from nestling.ssl.distributed import computes_on_cpu
+from nestling.ssl.config import Config, Data
+from nestling.ssl.data.channels import channels
+from nestling.ssl.data.failures import Failure
+from nestling.ssl.data.order import SampleRef, StepSampler
+from nestling.ssl.data.reading import Reader
+from nestling.ssl.data.sources.base import ImageSource
+from nestling.ssl.data.workers import default_workers, end, explained, following, loader_of, room_for
 from nestling.ssl.errors import UserError
 from nestling.ssl.randomness import Stream, generator
 from nestling.ssl.views.evaluation import eval_view
 from nestling.ssl.views.plan import NUM_GLOBAL, draw, sizes_at
 from nestling.ssl.views.render import render
 
-__all__ = ["Batch", "EvalLoader", "TrainLoader", "default_workers", "steps_per_epoch"]
-
-MAX_WORKERS = 8
-
 
 @dataclass
 class Batch:
     """The views of a micro-batch, grouped by size: global, then local where there are any.
 
+    `failures` are the images that couldn't be read; others stand in for `replaced` of those asked for.
+
     Shape:
-        views[0]: (2 B, 3, S, S) uint8, the first view of all images, then the second
-        views[1]: (n B, 3, s, s) uint8, likewise
-        indices: (B,) int64
+        views[0]: (2 B, C, S, S) uint8, the first view of all images, then the second
+        views[1]: (n B, C, s, s) uint8, likewise
+        indices: (B,) int64, as asked for
     """
 
     views: list[Tensor]
     indices: Tensor
     step: int
+    failures: list[Failure]
+    replaced: int
 
     def pin_memory(self) -> "Batch":
         """Called by the data loader where batches go to a GPU."""
-        return Batch([view.pin_memory() for view in self.views], self.indices.pin_memory(), self.step)
+        views, indices = [view.pin_memory() for view in self.views], self.indices.pin_memory()
+        return Batch(views, indices, self.step, self.failures, self.replaced)
 
 
 class _TrainBatches(Dataset[Batch | UserError]):
     """References of a micro-batch -> its views: a pure function, whichever process runs it."""
 
     def __init__(self, source: ImageSource, cfg: Config) -> None:
-        self.source, self.views, self.seed = source, cfg.views, cfg.seed
+        self.reader, self.views, self.seed = Reader(source, cfg.data), cfg.views, cfg.seed
+        self.channels = channels(cfg.data)
 
     def __getitem__(self, refs: list[SampleRef]) -> Batch | UserError:
+        try:
+            return self._batch(refs)
+        except UserError as error:  # returned, as an exception would come back wrapped in a traceback
+            return error
+
+    def _batch(self, refs: list[SampleRef]) -> Batch:
         sizes = sizes_at(self.views, self.seed, refs[0].step)
         counts = (NUM_GLOBAL, self.views.num_local)
         groups = [
-            torch.empty((count, len(refs), 3, size, size), dtype=torch.uint8)
+            room_for((count, len(refs), self.channels, size, size))
             for count, size in zip(counts, sizes, strict=True)
             if count
         ]
         out = [view for group in groups for view in group.numpy()]
-        try:
-            for place, ref in enumerate(refs):
-                image = self.source.load(ref.image)
-                random = generator(self.seed, Stream.VIEWS, ref.epoch, ref.image)
-                for into, view in zip(
-                    out, draw(random, image.shape[0], image.shape[1], self.views, *sizes), strict=True
-                ):
-                    into[place] = render(view, image)
-        except UserError as error:  # returned, as an exception would come back wrapped in a traceback
-            return error
+        failures: list[Failure] = []
+        replaced = 0
+        for place, ref in enumerate(refs):
+            image, failed = self.reader.read_or_replace(ref, self.seed)
+            assert image is not None
+            replaced += bool(failed)
+            failures += failed
+            random = generator(self.seed, Stream.VIEWS, ref.pass_, ref.image)
+            views = draw(random, image.shape[0], image.shape[1], self.views, *sizes)
+            for into, view in zip(out, views, strict=True):
+                into[place] = render(view, image)
         indices = torch.tensor([ref.image for ref in refs])
-        return Batch([group.flatten(0, 1) for group in groups], indices, refs[0].step)
+        return Batch([group.flatten(0, 1) for group in groups], indices, refs[0].step, failures, replaced)
 
 
 class TrainLoader:
@@ -82,7 +93,8 @@ class TrainLoader:
     The loader processes live as long as the iteration; `close` ends them, as does leaving a `with`.
 
     Raises:
-        UserError: the images don't fill one step; while iterating: an image can't be read.
+        UserError: the images don't fill one step; while iterating, or on leaving the `with`: an image
+            can't be read and is not to be skipped, no image can, or a loader process died.
     """
 
     def __init__(
@@ -94,10 +106,12 @@ class TrainLoader:
         num_processes: int,
         start_step: int = 0,
     ) -> None:
-        self.sampler = StepSampler(len(source), cfg, total_steps, process, num_processes, start_step)
+        self.sampler = StepSampler(
+            len(source), cfg, total_steps, process, num_processes, start_step, source.blocks
+        )
         workers = default_workers() if cfg.data.num_workers is None else cfg.data.num_workers
         batches = _TrainBatches(source, cfg)
-        self._loader = _loader(batches, self.sampler, workers, cfg.data.start_method)
+        self._loader = loader_of(batches, self.sampler, workers, cfg.data.start_method)
         self._iterator: Iterator[Batch | UserError] | None = None
 
     def __len__(self) -> int:
@@ -111,7 +125,7 @@ class TrainLoader:
     def __next__(self) -> Batch:
         if self._iterator is None:
             raise StopIteration
-        batch = next(self._iterator)
+        batch = following(self._iterator)
         if isinstance(batch, UserError):
             self.close()
             raise batch
@@ -119,7 +133,8 @@ class TrainLoader:
 
     def close(self) -> None:
         """End the loader processes."""
-        self._iterator = None  # its last reference: torch then shuts the workers down
+        end(self._iterator)
+        self._iterator = None
 
     def __enter__(self) -> "TrainLoader":
         return self
@@ -128,86 +143,81 @@ class TrainLoader:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+        said = explained(error) if error is not None else None
+        if said is not None:
+            raise UserError(said) from error
 
 
-class _EvalBatches(Dataset[tuple[Tensor, Tensor] | UserError]):
-    def __init__(self, source: ImageSource, size: int, crop_ratio: float) -> None:
-        self.source, self.size, self.crop_ratio = source, size, crop_ratio
+class EvalBatch(NamedTuple):
+    """Images of a batch as evaluation sees them, without those that can't be read.
 
-    def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor] | UserError:
+    Shape:
+        indices: (B,) int64; images: (B, C, S, S) uint8
+    """
+
+    indices: Tensor
+    images: Tensor
+    failures: list[Failure]
+
+
+class _EvalBatches(Dataset[EvalBatch | UserError]):
+    def __init__(self, source: ImageSource, data: Data, size: int, crop_ratio: float) -> None:
+        self.reader, self.size, self.crop_ratio = Reader(source, data), size, crop_ratio
+        self.channels = channels(data)
+
+    def __getitem__(self, indices: list[int]) -> EvalBatch | UserError:
         try:
-            images = [eval_view(self.source.load(index), self.size, self.crop_ratio) for index in indices]
+            images = room_for((len(indices), self.channels, self.size, self.size))
+            readable: list[int] = []
+            failures: list[Failure] = []
+            for index in indices:
+                image, failed = self.reader.read(index)
+                failures += failed
+                if image is not None:
+                    images.numpy()[len(readable)] = eval_view(image, self.size, self.crop_ratio)
+                    readable.append(index)
         except UserError as error:
             return error
-        return torch.tensor(indices), torch.from_numpy(np.stack(images))
+        return EvalBatch(torch.tensor(readable, dtype=torch.long), images[: len(readable)], failures)
 
 
 class EvalLoader:
     """Every image exactly once over all processes: process r of W takes every W-th from r on.
 
-    Yields (indices, images) of shapes (B,) int64 and (B, 3, size, size) uint8. The shares of the
-    processes, and so their numbers of batches, may differ by one.
+    Yields `EvalBatch`es, of size x size pixels. The shares of the processes, and so their numbers of
+    batches, may differ by one.
 
     Raises:
-        UserError: while iterating: an image can't be read.
+        UserError: while iterating: an image can't be read and is not to be skipped, or a loader
+            process died.
     """
 
     def __init__(
         self,
         source: ImageSource,
+        data: Data,
         size: int,
         crop_ratio: float,
         batch_size: int,
         process: int = 0,
         num_processes: int = 1,
         num_workers: int = 0,
-        start_method: str | None = None,
     ) -> None:
         mine = range(process, len(source), num_processes)
         lists = [list(mine[start : start + batch_size]) for start in range(0, len(mine), batch_size)]
-        self._loader = _loader(_EvalBatches(source, size, crop_ratio), lists, num_workers, start_method)
+        batches = _EvalBatches(source, data, size, crop_ratio)
+        self._loader = loader_of(batches, lists, num_workers, data.start_method)
 
     def __len__(self) -> int:
         return len(self._loader)
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for batch in self._loader:
-            if isinstance(batch, UserError):
-                raise batch
-            yield batch
-
-
-def default_workers(on_cpu: bool | None = None) -> int:
-    """Loader processes per training process: the usable CPUs shared out but one, at most 8.
-
-    Zero where the CPUs train as well: there, loaders take more from the steps than they save (two
-    cores, the embedded tiles: 227 images/s without, 196 with one).
-    """
-    if computes_on_cpu() if on_cpu is None else on_cpu:
-        return 0
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    share = usable // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return min(max(share - 1, 0), MAX_WORKERS)
-
-
-def _loader(dataset: Dataset, keys: object, workers: int, start_method: str | None) -> DataLoader:
-    """Each key (a list) makes one batch; the data set builds it whole, so nothing is collated."""
-    return DataLoader(
-        dataset,
-        batch_size=None,
-        sampler=keys,  # type: ignore[arg-type]  # torch only iterates it
-        collate_fn=_as_is,
-        num_workers=workers,
-        worker_init_fn=_start_worker,
-        multiprocessing_context=start_method if workers else None,
-        pin_memory=torch.cuda.is_available() and not computes_on_cpu(),
-        generator=torch.Generator(),  # else torch's own would move on with every iteration
-    )
-
-
-def _as_is(batch: object) -> object:
-    return batch
-
-
-def _start_worker(worker: int) -> None:
-    torch.set_num_threads(1)
+    def __iter__(self) -> Iterator[EvalBatch]:
+        iterator = iter(self._loader)
+        try:
+            for _ in range(len(self)):
+                batch = following(iterator)
+                if isinstance(batch, UserError):
+                    raise batch
+                yield batch
+        finally:
+            end(iterator)

@@ -1,11 +1,13 @@
 """Features of every image once, in the order of the dataset, whatever the number of processes.
 
-Shapes used below: B images of a batch, N images of the dataset, S pixels of a side, D channels.
+Shapes used below: B images of a batch, N images of the dataset, n of them readable, S pixels of a side,
+D channels.
 """
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,11 +15,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from nestling.backbones.features import Backbone, Features
-from nestling.ssl.distributed import is_distributed, is_main
-from nestling.ssl.errors import UserError
+from nestling.ssl.data.failures import Failure
+from nestling.ssl.data.loader import EvalBatch
+from nestling.ssl.data.workers import deaths_explained
+from nestling.ssl.distributed import everyones, failing_together, is_distributed, is_main
 from nestling.ssl.views.render import normalize
 
-Batches = Iterable[tuple[Tensor, Tensor]]  # indices (B,) and uint8 images (B, 3, S, S)
+Batches = Iterable[EvalBatch]
 
 ROWS = 65536  # gathered at once, which bounds the memory it takes on an accelerator
 
@@ -33,6 +37,20 @@ def _mean_patch(features: Features) -> Tensor:
 POOLINGS: dict[str, Callable[[Features], Tensor]] = {"cls": _class_token, "mean_patch": _mean_patch}
 
 
+class Rows(NamedTuple):
+    """One row per readable image, in the order of the dataset; on the main process, empty on the others.
+
+    `failures` are those of all processes, and the same on all.
+
+    Shape:
+        indices: (n,) int64, of the dataset, rising; vectors: {name: (n, D)}
+    """
+
+    indices: Tensor
+    vectors: dict[str, Tensor]
+    failures: list[Failure]
+
+
 def extract(
     backbone: Backbone,
     batches: Batches,
@@ -42,26 +60,29 @@ def extract(
     std: Sequence[float],
     device: torch.device | str,
     autocast: torch.dtype | None = None,
-) -> dict[str, Tensor]:
-    """The vector of each image under each pooling, row i of dataset index i.
+) -> Rows:
+    """The vector of each readable image under each pooling.
 
     Each process hands in the batches of its own share, which may be of unequal length or empty. The
-    result is whole on the main process; the others return an empty dict. The forward runs in
-    evaluation mode, in `autocast` where given, and leaves the backbone and every random
-    generator as it found them.
+    forward runs in evaluation mode, in `autocast` where given, and leaves the backbone and every
+    random generator as it found them.
 
     Shape:
-        batches of (B,), (B, 3, S, S) uint8 -> {pooling: (N, D) float32 on the CPU}
+        batches of (B,), (B, C, S, S) uint8 -> vectors {pooling: (n, D) float32 on the CPU}
     """
     pools = {name: POOLINGS[name] for name in poolings}
     device = torch.device(device)
     # A process whose share is empty still takes part in the gathering.
     seen = [torch.empty(0, dtype=torch.long)]
     kept = {name: [torch.empty(0, backbone.embed_dim)] for name in poolings}
+    failures: list[Failure] = []
     # Not inference_mode: what a backbone caches in there, training could not use.
-    with untouched(backbone), failing_together(), torch.no_grad():
+    with untouched(backbone), failing_together(), deaths_explained(), torch.no_grad():
         backbone.eval()
-        for indices, images in batches:
+        for indices, images, failed in batches:
+            failures += failed
+            if not len(indices):
+                continue
             pixels = normalize(images.to(device, non_blocking=True), mean, std)
             with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
                 features = backbone(pixels)
@@ -69,7 +90,7 @@ def extract(
             for name, pool in pools.items():
                 kept[name].append(pool(features).cpu())
     vectors = {name: torch.cat(parts) for name, parts in kept.items()}
-    return in_dataset_order(torch.cat(seen), vectors, num_images, device)
+    return in_dataset_order(torch.cat(seen), vectors, failures, num_images, device)
 
 
 @contextmanager
@@ -90,40 +111,29 @@ def untouched(module: nn.Module | None = None) -> Iterator[None]:
             torch.set_num_threads(threads)
 
 
-@contextmanager
-def failing_together() -> Iterator[None]:
-    """Raise a UserError of one process, such as for an image it can't read, on all: none is left waiting."""
-    problem: UserError | None = None
-    try:
-        yield
-    except UserError as error:
-        problem = error
-    problems: list[UserError | None] = [problem]
-    if is_distributed():
-        problems = [None] * dist.get_world_size()
-        dist.all_gather_object(problems, problem)
-    for problem in problems:
-        if problem is not None:
-            raise problem
-
-
 def in_dataset_order(
-    indices: Tensor, vectors: dict[str, Tensor], num_images: int, device: torch.device | str
-) -> dict[str, Tensor]:
-    """Gather the shares of all processes on the main one and put row i at dataset index i.
+    indices: Tensor,
+    vectors: dict[str, Tensor],
+    failures: list[Failure],
+    num_images: int,
+    device: torch.device | str,
+) -> Rows:
+    """Gather the shares of all processes on the main one, in the order of the dataset.
 
     Shape:
-        indices (n,), vectors {name: (n, D)} of this process -> {name: (N, D)} on the main process
+        indices (m,), vectors {name: (m, D)} of this process -> Rows
     """
+    failures = everyones(failures)
     indices = gather_rows(indices, device)
     gathered = {name: gather_rows(part, device) for name, part in vectors.items()}
     if not is_main():
-        return {}
-    times = torch.bincount(indices, minlength=num_images)
+        return Rows(torch.empty(0, dtype=torch.long), {}, failures)
+    unreadable = torch.tensor([failure.image for failure in failures], dtype=torch.long)
+    times = torch.bincount(torch.cat([indices, unreadable]), minlength=num_images)
     assert len(times) == num_images, "an index lies beyond the dataset"
     assert bool((times == 1).all()), "each image must be seen exactly once"
     order = indices.argsort()
-    return {name: rows[order] for name, rows in gathered.items()}
+    return Rows(indices[order], {name: rows[order] for name, rows in gathered.items()}, failures)
 
 
 def gather_rows(rows: Tensor, device: torch.device | str) -> Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from nestling.ssl.data.sources import ImageSource
+from nestling.ssl.data.sources.base import ImageSource
 from nestling.ssl.errors import UserError
 
 log = logging.getLogger("nestling")
@@ -63,13 +63,6 @@ def refuse_shared_files(train: ImageSource, val: ImageSource) -> None:
             f"{len(shared)} files are both in data.train={train.name} and data.val={val.name}, "
             f"such as {shared[0]}; an image that finds itself says nothing, so keep the two apart"
         )
-
-
-def evenly(num_images: int, at_most: int | None) -> np.ndarray:
-    """Indices of at most that many images, evenly spread over all."""
-    if at_most is None or at_most >= num_images:
-        return np.arange(num_images)
-    return np.arange(at_most, dtype=np.int64) * num_images // at_most
 
 
 def _some(names: Sequence[str]) -> str:

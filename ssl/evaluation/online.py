@@ -1,9 +1,6 @@
-"""k-NN of a backbone on a labelled dataset: during training, and by itself in eval_knn.
+"""k-NN of a backbone on a labelled dataset: during training, and by itself in eval_knn."""
 
-Shapes used below: N training images, M test images, D feature channels, S pixels of a side.
-"""
-
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -12,16 +9,20 @@ from torch import Tensor
 
 from nestling.backbones import Backbone
 from nestling.ssl.config import Config
-from nestling.ssl.data.loader import EvalLoader, default_workers
-from nestling.ssl.data.sources import ImageSource, Subset
-from nestling.ssl.distributed import is_distributed, is_main
+from nestling.ssl.data.channels import channels, normalisation
+from nestling.ssl.data.ledger import Ledger
+from nestling.ssl.data.loader import EvalBatch, EvalLoader
+from nestling.ssl.data.sources.base import ImageSource, Subset, evenly
+from nestling.ssl.data.workers import default_workers
+from nestling.ssl.distributed import failing_together, is_distributed, is_main
 from nestling.ssl.evaluation.baselines import raw_pixels
-from nestling.ssl.evaluation.features import Batches, extract, failing_together
+from nestling.ssl.evaluation.features import Batches, Rows, extract
 from nestling.ssl.evaluation.knn import knn, search
-from nestling.ssl.evaluation.labels import evenly, matched_labels, refuse_shared_files
+from nestling.ssl.evaluation.labels import matched_labels, refuse_shared_files
 from nestling.ssl.evaluation.pictures import Query
 
 CACHE_BYTES = 256 * 2**20  # decoded images up to this size are kept between evaluations
+TRAIN, VAL = "k-NN training", "k-NN test"  # groups of images, as the ledger names them
 MAX_WORKERS = 4  # evaluations are short: more processes would take longer to start than they save
 
 
@@ -30,10 +31,12 @@ class OnlineKnn:
 
     Classes are matched by name, those of the training images being the ones that exist; validation
     images of other classes are left out and counted in the log. Every process computes the features
-    of its share, the main one searches, and all return the same numbers.
+    of its share, the main one searches, and all return the same numbers. Unreadable images neither vote
+    nor are judged; the `ledger` names them.
 
     Raises:
-        UserError: images without labels, no class in common, the same file on both sides.
+        UserError: images without labels, no class in common, the same file on both sides; while judging:
+            too many unreadable images, or one where `data.on_error=raise`.
     """
 
     def __init__(
@@ -44,13 +47,17 @@ class OnlineKnn:
         process: int = 0,
         num_processes: int = 1,
         search_threads: int | None = 1,
+        ledger: Ledger | None = None,
     ) -> None:
         """Of `train` at most `config.knn.max_train` images vote, of `val` at most `max_val` are judged.
 
         `search_threads` as `num_threads` of `search`.
         """
         self.search_threads = search_threads
-        self.settings, self.mean, self.std = config.knn, config.data.mean, config.data.std
+        self.ledger = ledger or Ledger(config.data.max_bad_share)
+        self.num_readable: dict[str, int] = {}
+        self.settings, self.channels = config.knn, channels(config.data)
+        self.mean, self.std = normalisation(config.data)
         self.size = config.knn.size or max(config.views.global_size)
         train_labels, val_labels, self.class_names = matched_labels(train, val)
         refuse_shared_files(train, val)
@@ -68,28 +75,29 @@ class OnlineKnn:
         workers = config.data.num_workers
         loader = EvalLoader(
             source,
+            config.data,
             size=self.size,
             crop_ratio=config.knn.crop_ratio,
             batch_size=config.knn.batch_size,
             num_workers=min(MAX_WORKERS, default_workers() if workers is None else workers),
-            start_method=config.data.start_method,
             process=process,
             num_processes=num_processes,
         )
-        return _Kept(loader) if len(source) * 3 * self.size**2 <= CACHE_BYTES else loader
+        return _Kept(loader) if len(source) * self.channels * self.size**2 <= CACHE_BYTES else loader
 
     def judge(
         self, backbone: Backbone, device: torch.device | str, autocast: torch.dtype | None = None
     ) -> dict[str, float]:
         """Accuracies such as `knn/cls/top1_k20`; those of the first pooling and k come first."""
-        train, val = self._features(backbone, device, autocast)
-        return self._judged_by_all({pooling: (train[pooling], val[pooling]) for pooling in train}, device)
+        return self._judged_by_all(*self._features(backbone, device, autocast), device)
 
     def judge_pixels(self, device: torch.device | str = "cpu") -> dict[str, float]:
         """The same of the raw pixels, as `knn/pixels/top1_k20`: what a network has to beat."""
-        train = raw_pixels(self._train_batches, len(self.train), self.size, device)
-        val = raw_pixels(self._val_batches, len(self.val), self.size, device)
-        return self._judged_by_all({"pixels": (train, val)} if is_main() else {}, device)
+        shared = (self.size, self.channels, device)
+        train = raw_pixels(self._train_batches, len(self.train), *shared)
+        val = raw_pixels(self._val_batches, len(self.val), *shared)
+        self._tell(train, val)
+        return self._judged_by_all(train, val, device)
 
     def examples(
         self, backbone: Backbone, device: torch.device | str, num_queries: int = 7, num_neighbours: int = 6
@@ -100,50 +108,59 @@ class OnlineKnn:
             return []
         pooling, settings = self.settings.pooling[0], self.settings
         # From the middle of equal stretches, so that neighbouring classes take turns.
-        queries = evenly(2 * len(self.val), 2 * num_queries)[1::2] // 2
-        k = min(num_neighbours, len(self.train))
-        _, indices = search(train[pooling], val[pooling][queries], k, settings.backend, self.search_threads)
-        names = self.class_names
+        rows = evenly(2 * len(val.indices), 2 * num_queries)[1::2] // 2
+        k = min(num_neighbours, len(train.indices))
+        _, found = search(
+            train.vectors[pooling], val.vectors[pooling][rows], k, settings.backend, self.search_threads
+        )
         return [
-            Query(
-                self.val.load(int(query)),
-                names[int(self.val_labels[query])],
-                [self.train.load(int(index)) for index in row],
-                [names[int(self.train_labels[index])] for index in row],
-            )
-            for query, row in zip(queries, indices, strict=True)
+            Query(*self._shown(self.val, self.val_labels, query), *self._all_shown(train.indices[row]))
+            for query, row in zip(val.indices[rows].tolist(), found, strict=True)
         ]
+
+    def _all_shown(self, indices: Tensor) -> tuple[list[np.ndarray], list[str]]:
+        shown = [self._shown(self.train, self.train_labels, index) for index in indices.tolist()]
+        return [image for image, _ in shown], [label for _, label in shown]
+
+    def _shown(self, source: ImageSource, labels: Tensor, index: int) -> tuple[np.ndarray, str]:
+        return source.load(index), self.class_names[int(labels[index])]
 
     def _features(
         self, backbone: Backbone, device: torch.device | str, autocast: torch.dtype | None
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    ) -> tuple[Rows, Rows]:
         shared = (self.settings.pooling, self.mean, self.std, device, autocast)
         train = extract(backbone, self._train_batches, len(self.train), *shared)
-        return train, extract(backbone, self._val_batches, len(self.val), *shared)
+        val = extract(backbone, self._val_batches, len(self.val), *shared)
+        self._tell(train, val)
+        return train, val
 
-    def _judged_by_all(
-        self, features: Mapping[str, tuple[Tensor, Tensor]], device: torch.device | str
-    ) -> dict[str, float]:
+    def _tell(self, train: Rows, val: Rows) -> None:
+        """Failures are known to all processes already, so only the main one's count."""
+        for group, rows, source in ((TRAIN, train, self.train), (VAL, val, self.val)):
+            self.ledger.exchange(rows.failures if is_main() else [], group, len(source))
+            self.num_readable[group] = len(source) - len(rows.failures)
+
+    def _judged_by_all(self, train: Rows, val: Rows, device: torch.device | str) -> dict[str, float]:
         """Search on the main process and tell the others, its errors included."""
         told: list[dict[str, float]] = [{}]
         with failing_together():
             if is_main():
-                told = [self._search(features)]
+                told = [self._search(train, val)]
         if is_distributed():
             place = None if dist.get_backend() == "gloo" else torch.device(device)
             dist.broadcast_object_list(told, src=0, device=place)
         return told[0]
 
-    def _search(self, features: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, float]:
+    def _search(self, train: Rows, val: Rows) -> dict[str, float]:
         settings = self.settings
         return {
             f"knn/{pooling}/{name}": value
-            for pooling, (train, val) in features.items()
+            for pooling in train.vectors
             for name, value in knn(
-                train,
-                self.train_labels,
-                val,
-                self.val_labels,
+                train.vectors[pooling],
+                self.train_labels[train.indices],
+                val.vectors[pooling],
+                self.val_labels[val.indices],
                 settings.k,
                 settings.temperature,
                 len(self.class_names),
@@ -158,9 +175,9 @@ class _Kept:
 
     def __init__(self, batches: Batches) -> None:
         self._batches = batches
-        self._kept: list[tuple[Tensor, Tensor]] | None = None
+        self._kept: list[EvalBatch] | None = None
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def __iter__(self) -> Iterator[EvalBatch]:
         if self._kept is None:
             self._kept = list(self._batches)
         return iter(self._kept)

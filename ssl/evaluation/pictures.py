@@ -14,6 +14,7 @@ from nestling.backbones import Backbone
 from nestling.ssl.evaluation import canvas
 from nestling.ssl.evaluation.curve import Points, learning_curve
 from nestling.ssl.evaluation.features import untouched
+from nestling.ssl.views.evaluation import resized
 from nestling.ssl.views.render import normalize
 
 # Anchors of a dark-to-bright colour map, evenly spaced: violet, crimson, orange, pale yellow.
@@ -40,6 +41,16 @@ class Query:
     neighbour_labels: list[str]
 
 
+def as_rgb(image: np.ndarray) -> np.ndarray:
+    """How an image of any number of channels is drawn: gray, two as magenta and green, or the first three.
+
+    Shape:
+        (H, W, C) uint8 -> (H, W, 3) uint8
+    """
+    drawn = {1: [0, 0, 0], 2: [0, 1, 0], 3: None}.get(image.shape[2], [0, 1, 2])
+    return image if drawn is None else image[:, :, drawn]
+
+
 def neighbours(queries: Sequence[Query], side: int = 84) -> Image.Image:
     """One row per query: its class, itself, then its neighbours, framed by right or wrong."""
     gap, between, name_width = 8, 26, 150
@@ -51,11 +62,11 @@ def neighbours(queries: Sequence[Query], side: int = 84) -> Image.Image:
         top = row * (side + gap)
         name = canvas.shortened(query.label.replace("_", " "), canvas.BODY, name_width - 12)
         draw.text((0, top + side // 2), name, canvas.INK, canvas.font(canvas.BODY), anchor="lm")
-        page.paste(canvas.tile(query.image, side), (name_width, top))
+        page.paste(canvas.tile(as_rgb(query.image), side), (name_width, top))
         left = name_width + side + between
         for image, label in zip(query.neighbours, query.neighbour_labels, strict=True):
             frame = canvas.RIGHT if label == query.label else canvas.WRONG
-            page.paste(canvas.tile(image, side, frame), (left, top))
+            page.paste(canvas.tile(as_rgb(image), side, frame), (left, top))
             left += side + gap
     return page
 
@@ -76,7 +87,7 @@ def focus_map(
     resized to that short side, each side then to the nearest number of whole patches.
 
     Shape:
-        photo (H, W, 3) uint8 -> (h, w) float32
+        photo (H, W, C) uint8 -> (h, w) float32
     """
     photo = at_most_two_to_one(photo)
     scale = short_side / min(photo.shape[:2])
@@ -84,8 +95,7 @@ def focus_map(
     height, width = (
         max(least, round(side * scale / backbone.stride) * backbone.stride) for side in photo.shape[:2]
     )
-    resized = np.array(Image.fromarray(photo).resize((width, height), Image.Resampling.BICUBIC))
-    images = torch.from_numpy(resized).permute(2, 0, 1)[None].to(device)
+    images = torch.tensor(resized(photo, height, width)).permute(2, 0, 1)[None].to(device)
     with untouched(backbone):
         backbone.eval()
         normal = normalize(images, mean, std)
@@ -110,16 +120,16 @@ def heat_over(photo: np.ndarray, attention: np.ndarray, size: tuple[int, int]) -
     """Attention as a glow over the grayscale photograph.
 
     Shape:
-        photo (H, W, 3) uint8, attention (h, w) -> image of `size` (width, height)
+        photo (H, W, C) uint8, attention (h, w) -> image of `size` (width, height)
     """
     low, high = np.percentile(attention, (5, 99.5))
     strength = ((attention - low) / max(high - low, 1e-12)).clip(0, 1).astype(np.float32)
     glow = np.array(Image.fromarray(strength).resize(size, Image.Resampling.BILINEAR), np.float64)
     anchors = np.linspace(0, 1, len(HEAT))
     colors = np.stack([np.interp(glow, anchors, channel) for channel in HEAT.T], axis=-1)
-    gray = np.array(Image.fromarray(photo).convert("L").resize(size, Image.Resampling.LANCZOS), np.float64)
+    gray = Image.fromarray(as_rgb(photo)).convert("L").resize(size, Image.Resampling.LANCZOS)
     opacity = 0.85 * glow[..., None] ** 0.7
-    mixed = 0.55 * gray[..., None] * (1 - opacity) + colors * opacity
+    mixed = 0.55 * np.array(gray, np.float64)[..., None] * (1 - opacity) + colors * opacity
     return Image.fromarray(mixed.clip(0, 255).astype(np.uint8))
 
 
@@ -131,7 +141,7 @@ def focus_row(
     columns = len(maps) + 1
     each = (width - gap * (columns - 1)) // columns
     size = (each, round(each * photo.shape[0] / photo.shape[1]))
-    shown = [("photograph", Image.fromarray(photo).resize(size, Image.Resampling.LANCZOS))]
+    shown = [("photograph", Image.fromarray(as_rgb(photo)).resize(size, Image.Resampling.LANCZOS))]
     shown += [(caption, heat_over(photo, attention, size)) for caption, attention in maps]
     page = Image.new("RGB", (width, size[1] + canvas.SMALL + 12), canvas.WHITE)
     draw = ImageDraw.Draw(page)

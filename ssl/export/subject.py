@@ -6,6 +6,7 @@ from typing import Any
 
 from nestling import backbones
 from nestling.backbones import Backbone
+from nestling.ssl.data.channels import backbone_options, normalisation
 from nestling.ssl.run.loading import find_checkpoint, load_backbone, saved_step
 
 
@@ -61,9 +62,8 @@ def load_subject(path: str | Path, network: str) -> Subject:
     backbone, config = load_backbone(checkpoint, network)
     return Subject(
         backbone.float().requires_grad_(False),
-        dict(config.backbone.options),
-        list(config.data.mean),
-        list(config.data.std),
+        backbone_options(config),
+        *normalisation(config.data),
         config.knn.size or max(config.views.global_size),
         config.knn.crop_ratio,
         network,

@@ -24,6 +24,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from nestling.ssl.config import Config
+from nestling.ssl.data.channels import backbone_options
 from nestling.ssl.errors import UserError
 
 TENSORS = ("student", "teacher", "terms")
@@ -81,8 +83,9 @@ def save(checkpoint: Checkpoint, run: Path, keep_last: int, is_best: bool) -> Pa
 
 def weights_metadata(config: str) -> dict[str, str]:
     """What a weights file says of itself: how to build its backbone, whatever becomes of the folder."""
-    backbone: Any = OmegaConf.to_container(OmegaConf.create(config).backbone)
-    return {"nestling": json.dumps({"backbone": {"name": backbone["name"], "options": backbone["options"]}})}
+    read: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(config)))
+    backbone = {"name": read.backbone.name, "options": backbone_options(read)}
+    return {"nestling": json.dumps({"backbone": backbone})}
 
 
 def load(path: Path) -> Checkpoint:

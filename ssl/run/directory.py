@@ -9,16 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from nestling.ssl.config import Config
+from nestling.ssl.data import ledger
 from nestling.ssl.errors import UserError
 from nestling.ssl.run import checkpoints
 
 RECORDED = ("torch", "torchvision", "lightly", "accelerate", "omegaconf", "faiss-cpu", "numpy", "pillow")
 CONFIG, ENVIRONMENT, LOG, PICTURE = "config.yaml", "environment.json", "log.jsonl", "picture.png"
 TRACKED = "nestling"  # what trackers call the run, and their folder in it
-WRITTEN = (CONFIG, ENVIRONMENT, LOG, PICTURE, "checkpoints", checkpoints.LAST, checkpoints.BEST, TRACKED)
+WRITTEN = (
+    *(CONFIG, ENVIRONMENT, LOG, PICTURE, ledger.FILE, TRACKED),
+    *("checkpoints", checkpoints.LAST, checkpoints.BEST),
+)
 FREE_ON_RESUME = (
     *("out", "resume", "overwrite", "data.num_workers", "data.start_method", "log.", "train.keep_last"),
     "train.activation_checkpointing",
+    *("data.cache", "data.root", "data.on_error", "data.max_bad_share"),
     *("train.batch_size", "train.accumulation"),  # their product with the processes is compared instead
 )
 
@@ -114,3 +119,18 @@ def git(*arguments: str) -> str | None:
 def write_json(path: Path, content: Any) -> None:
     """Indented, strict JSON."""
     path.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def writable(out: Path) -> Path:
+    """The file of the results, refused before the work where it can't be written."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with out.open("a"):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"out={out} can't be written: {error.strerror}; name a file in a folder of yours"
+        ) from error
+    if not out.stat().st_size:
+        out.unlink()
+    return out

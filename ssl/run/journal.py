@@ -9,6 +9,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from nestling.backbones import Backbone
+from nestling.ssl.data.failures import Failure
+from nestling.ssl.data.ledger import Ledger
+from nestling.ssl.data.loader import Batch
 from nestling.ssl.distillation import SelfDistillation
 from nestling.ssl.errors import UserError
 from nestling.ssl.monitors import CollapseMonitor, Throughput, Window
@@ -34,6 +37,7 @@ class Journal:
         schedules: Schedules,
         run: Run,
         judge: Judge | None,
+        ledger: Ledger,
     ) -> None:
         self.method, self.optimizer, self.schedules, self.run, self.judge = (
             method,
@@ -42,6 +46,10 @@ class Journal:
             run,
             judge,
         )
+        self._ledger = ledger
+        self._failures: list[Failure] = []
+        self._replaced = 0  # on this process, since the last exchange
+        self._replaced_in_epoch = 0  # on all
         self.throughput = Throughput()
         self._losses, self._gradients = Window(), Window()
         self._monitor = CollapseMonitor(patience=min(max(schedules.steps_per_epoch, 300), 3000))
@@ -54,6 +62,7 @@ class Journal:
         self._progress = RunProgress(mode, first_step, self.schedules.num_steps)
         try:
             with self._progress:
+                self._ledger.keep_in(self.run.path)
                 if first_step == 0:
                     self.run.log(0, {"epoch": 0.0, **self._judged(0)})
                 self.throughput.reset()
@@ -61,10 +70,12 @@ class Journal:
         finally:
             self.run.close()
 
-    def micro_batch(self, loss: Tensor, metrics: Mapping[str, Tensor], size: int) -> None:
-        """Gather the metrics of one micro-batch of `size` images."""
+    def micro_batch(self, batch: Batch, loss: Tensor, metrics: Mapping[str, Tensor]) -> None:
+        """Gather the metrics of one micro-batch, and what couldn't be read for it."""
         self._losses.add({"loss": loss, **metrics})
-        self.throughput.count(size * self.run.accelerator.num_processes)
+        self.throughput.count(len(batch.indices) * self.run.accelerator.num_processes)
+        self._failures += batch.failures
+        self._replaced += batch.replaced
 
     def step(self, index: int, values: StepValues, gradient_norm: Tensor) -> None:
         """Log, judge and save what is due after the step `index`, counted from 0."""
@@ -76,13 +87,32 @@ class Journal:
         epoch_ends = finished % self.schedules.steps_per_epoch == 0
         if not (index == 0 or finished % config.log.every == 0 or epoch_ends or judging or saving):
             return
-        record = self._read(finished, values)
+        record = {**self._read(finished, values), "replaced_images": self._exchanged()}
+        if epoch_ends:
+            self._end_epoch(finished)
         accuracies = self._judged(finished) if judging else {}
         self.run.log(finished, {**record, **accuracies})
         if saving:
             knn = next(iter(accuracies.values()), None)
             self.run.checkpoint(finished, self.method, self.optimizer, knn)
         self.throughput.reset()
+
+    def _exchanged(self) -> int:
+        """Tell all processes of unreadable images; how many samples of this epoch others stand in for."""
+        num_images = self.run.facts["num_images"]
+        self._replaced_in_epoch += self._ledger.exchange(
+            self._failures, "training", num_images, self._replaced
+        )
+        self._failures, self._replaced = [], 0
+        return self._replaced_in_epoch
+
+    def _end_epoch(self, finished: int) -> None:
+        if self._replaced_in_epoch:
+            logger.info(
+                f"epoch {finished // self.schedules.steps_per_epoch}: {self._replaced_in_epoch} unreadable "
+                "images were replaced by others"
+            )
+        self._replaced_in_epoch = 0
 
     def _is_due(self, finished: int, every_epochs: float) -> bool:
         """Whether something that comes every so many epochs comes after `finished` steps; 0: never."""

@@ -11,6 +11,7 @@ from nestling import backbones
 from nestling.backbones import Backbone
 from nestling.ssl.command_line import read
 from nestling.ssl.config import Config
+from nestling.ssl.data.channels import backbone_options
 from nestling.ssl.errors import UserError
 from nestling.ssl.run import checkpoints
 
@@ -64,7 +65,7 @@ def load_backbone(checkpoint: Path, network: str = "teacher") -> tuple[Backbone,
 
 def build_backbone(config: Config) -> Backbone:
     """An untrained backbone as the config names it, nothing dropped, in evaluation mode."""
-    return backbones.create(config.backbone.name, drop_path=0.0, **config.backbone.options).eval()
+    return backbones.create(config.backbone.name, drop_path=0.0, **backbone_options(config)).eval()
 
 
 def saved_config(checkpoint: Path) -> Config:

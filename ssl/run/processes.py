@@ -19,7 +19,7 @@ from accelerate.utils import (
 from torch import nn
 
 from nestling.ssl.config import Config
-from nestling.ssl.distributed import computes_on_cpu
+from nestling.ssl.distributed import computes_on_cpu, processes_here, usable_cpus
 from nestling.ssl.errors import UserError
 
 logger = logging.getLogger("nestling")
@@ -135,9 +135,7 @@ def autocast_dtype(accelerator: Accelerator) -> torch.dtype | None:
 
 def idle_cores(accelerator: Accelerator) -> str:
     """A sentence where training on CPUs leaves cores idle, as accelerate's launcher does by default."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    share, threads = max(cores // here, 1), torch.get_num_threads()
+    share, threads = max(usable_cpus() // processes_here(), 1), torch.get_num_threads()
     if accelerator.device.type != "cpu" or threads >= share:
         return ""
     return (

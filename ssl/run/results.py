@@ -9,10 +9,14 @@ from rich.table import Table
 
 from nestling.backbones import Backbone
 from nestling.ssl.config import Config
-from nestling.ssl.data import photo_tiles
-from nestling.ssl.data.sources import ImageSource
+from nestling.ssl.data.channels import normalisation
+from nestling.ssl.data.failures import UnreadableError
+from nestling.ssl.data.sources import photo_tiles
+from nestling.ssl.data.sources.base import ImageSource
+from nestling.ssl.errors import UserError
 from nestling.ssl.evaluation import pictures
 from nestling.ssl.evaluation.online import OnlineKnn
+from nestling.ssl.names import printable
 from nestling.ssl.run.log import read
 from nestling.ssl.run.progress import console
 
@@ -75,10 +79,15 @@ def table(records: list[dict[str, float]], pixels: float, config: Config) -> Tab
 
 
 def whole_image(images: ImageSource) -> np.ndarray:
-    """What is drawn on: a whole photograph of the embedded set, else the first image."""
+    """What is drawn on: a whole photograph of the embedded set, else the first readable image."""
     if images.name == photo_tiles.PhotoTiles.name:
         return photo_tiles.photograph(PICTURED_PHOTOGRAPH)
-    return images.load(0)
+    for index in range(len(images)):
+        try:
+            return images.load(index)
+        except UnreadableError:
+            continue
+    raise UserError(f"no image of {printable(images.name)} can be read any more")
 
 
 def draw(
@@ -98,8 +107,7 @@ def draw(
             backbone,
             photo,
             side,
-            config.data.mean,
-            config.data.std,
+            *normalisation(config.data),
             next(backbone.parameters()).device,
         )
         maps.append((f"short side {side} px", focus))

@@ -1,7 +1,17 @@
 """Colour operations on planes of floats in 0 … 255, in place where they can be.
 
 They follow the definitions of Pillow and torchvision, but round once at the end of a view where
-those truncate after every operation. Shapes: P is planes (3, H, W) float32, red first.
+those truncate after every operation. Shapes: P is planes (C, H, W) float32.
+
+Three channels are red, green and blue. For others, where no published definition is:
+
+| operation  | C = 1              | other C                                 |
+| ---------- | ------------------ | --------------------------------------- |
+| brightness | one factor         | the same factor for all channels        |
+| contrast   | about its own mean | each channel about its own mean         |
+| saturation | nothing            | away from the mean over channels        |
+| hue        | nothing            | nothing                                 |
+| grayscale  | nothing            | every channel is the mean over channels |
 """
 
 import numpy as np
@@ -30,7 +40,9 @@ def jitter(planes: np.ndarray, drawn: Jitter) -> np.ndarray:
 
 
 def to_gray(planes: np.ndarray) -> np.ndarray:
-    """Luma, (H, W)."""
+    """Luma of three channels, else the mean over channels, (H, W)."""
+    if len(planes) != 3:
+        return planes.mean(axis=0)
     gray = planes[0] * LUMA[0]
     gray += planes[1] * LUMA[1]
     gray += planes[2] * LUMA[2]
@@ -46,15 +58,21 @@ def adjust_brightness(planes: np.ndarray, factor: float) -> np.ndarray:
 
 
 def adjust_contrast(planes: np.ndarray, factor: float) -> np.ndarray:
-    """x <- factor x + (1 - factor) m, where m is the mean luma of the view."""
-    mean = planes.sum(axis=(1, 2)) @ LUMA / (planes.size / 3)
+    """x <- factor x + (1 - factor) m, where m is the mean luma of the view, or each channel's own mean."""
+    if len(planes) == 3:
+        mean = planes.sum(axis=(1, 2)) @ LUMA / (planes.size / 3)
+        shift = np.float32((1 - factor) * mean)
+    else:
+        shift = np.float32(1 - factor) * planes.mean(axis=(1, 2), keepdims=True)
     planes *= np.float32(factor)
-    planes += np.float32((1 - factor) * mean)
+    planes += shift
     return clip(planes) if factor > 1 else planes
 
 
 def adjust_saturation(planes: np.ndarray, factor: float) -> np.ndarray:
-    """x <- factor x + (1 - factor) luma."""
+    """x <- factor x + (1 - factor) gray, see `to_gray`; one channel has no saturation."""
+    if len(planes) == 1:
+        return planes
     gray = to_gray(planes)
     gray *= np.float32(1 - factor)
     planes *= np.float32(factor)
@@ -73,7 +91,10 @@ def shift_hue(planes: np.ndarray, turns: float) -> np.ndarray:
 
     with + where X rises with the hue, which is where the channel before it exceeds the one after
     it. Whole sextants are permutations: two move each channel to the next, three complement.
+    Other than three channels have no hue.
     """
+    if len(planes) != 3:
+        return planes
     sextants = 6 * turns
     whole = int(sextants)  # the formula holds up to a whole one
     if whole:

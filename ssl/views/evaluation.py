@@ -11,8 +11,8 @@ def eval_view(image: np.ndarray, size: int, crop_ratio: float = 0.875) -> np.nda
     any other image.
 
     Shape:
-        image: (H, W, 3) uint8
-        returns: (3, size, size) uint8
+        image: (H, W, C) uint8
+        returns: (C, size, size) uint8
     """
     height, width = image.shape[:2]
     short = max(size, round(size / crop_ratio))
@@ -21,5 +21,21 @@ def eval_view(image: np.ndarray, size: int, crop_ratio: float = 0.875) -> np.nda
     top, left = round((new_height - size) / 2), round((new_width - size) / 2)
     down, across = height / new_height, width / new_width  # source pixels per pixel
     box = (left * across, top * down, (left + size) * across, (top + size) * down)
-    square = Image.fromarray(image).resize((size, size), Image.Resampling.BICUBIC, box=box)
-    return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))
+    return np.ascontiguousarray(resized(image, size, size, box).transpose(2, 0, 1))
+
+
+def resized(
+    image: np.ndarray, height: int, width: int, box: tuple[float, float, float, float] | None = None
+) -> np.ndarray:
+    """Pillow's antialiased bicubic resize of a box (left, top, right, bottom), or of the whole image.
+
+    Shape:
+        image: (H, W, C) uint8 -> (height, width, C) uint8
+    """
+    if image.shape[2] == 3:
+        return np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC, box=box))
+    planes = [  # one by one, as Pillow takes two or four channels for gray or colours and opacity
+        np.asarray(Image.fromarray(plane).resize((width, height), Image.Resampling.BICUBIC, box=box))
+        for plane in np.moveaxis(image, 2, 0)
+    ]
+    return np.stack(planes, axis=2)

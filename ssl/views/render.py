@@ -24,8 +24,8 @@ def render(view: View, image: np.ndarray) -> np.ndarray:
     """One view of an image.
 
     Shape:
-        image: (H, W, 3) uint8
-        returns: (3, size, size) uint8
+        image: (H, W, C) uint8
+        returns: (C, size, size) uint8
     """
     top, left, height, width = view.box
     crop = image[top : top + height, left : left + width]
@@ -34,17 +34,17 @@ def render(view: View, image: np.ndarray) -> np.ndarray:
     else:
         resized = resize_large(crop, view.size, view.flip)
         if view.jitter is None and not view.grayscale and view.blur is None:
-            return _solarized(resized, view)
+            return _solarized(resized, view, len(resized))
         planes = resized.astype(np.float32)
-    return _solarized(_rounded(_recolored(planes, view)), view)
+    return _solarized(_rounded(_recolored(planes, view)), view, len(planes))
 
 
 def resize_small(crop: np.ndarray, size: int, flip: bool) -> np.ndarray:
     """Bicubic, antialiased: rows and columns each times a matrix of weights.
 
     Shape:
-        crop: (h, w, 3) uint8
-        returns: (3, size, size) float32
+        crop: (h, w, C) uint8
+        returns: (C, size, size) float32
     """
     planes = crop.transpose(2, 0, 1).astype(np.float32, order="C")
     height, width = crop.shape[:2]
@@ -52,7 +52,7 @@ def resize_small(crop: np.ndarray, size: int, flip: bool) -> np.ndarray:
 
 
 def resize_large(crop: np.ndarray, size: int, flip: bool) -> np.ndarray:
-    """The same, (h, w, 3) uint8 -> (3, size, size) uint8."""
+    """The same, (h, w, C) uint8 -> (C, size, size) uint8."""
     images = torch.from_numpy(crop).permute(2, 0, 1)[None]
     resized = F.interpolate(images, size=(size, size), mode="bicubic", antialias=True)[0]
     return (resized.flip(-1) if flip else resized).contiguous().numpy()
@@ -82,9 +82,9 @@ def _rounded(planes: np.ndarray) -> np.ndarray:
     return planes.astype(np.uint8)
 
 
-def _solarized(pixels: np.ndarray, view: View) -> np.ndarray:
-    if len(pixels) == 1:
-        pixels = np.repeat(pixels, 3, axis=0)
+def _solarized(pixels: np.ndarray, view: View, channels: int) -> np.ndarray:
+    if len(pixels) != channels:  # one plane, of a gray view
+        pixels = np.repeat(pixels, channels, axis=0)
     return pixels if view.solarize is None else solarize(pixels, view.solarize)
 
 

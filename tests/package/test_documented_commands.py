@@ -49,8 +49,10 @@ SLURM = [command for command in SHOWN if "nestling.launch.slurm" in command]
 HELP = [command for command in SHOWN if command.endswith("--help")]
 EVAL = [command for command in SHOWN if "eval_knn" in command and command not in HELP]
 EXPORT = [command for command in SHOWN if "recipes/export.py" in command and command not in HELP]
+MEASURE = [command for command in SHOWN if "measure_data" in command and command not in HELP]
+BENCHMARKS = [command for command in SHOWN if "benchmarks/" in command]  # run by tests/benchmarks
 OTHER = ["nestling"]
-PRETRAIN = sorted({*SHOWN} - {*MAKE, *PIP, *SLURM, *HELP, *EVAL, *EXPORT, *OTHER})
+PRETRAIN = sorted({*SHOWN} - {*MAKE, *PIP, *SLURM, *HELP, *EVAL, *EXPORT, *MEASURE, *BENCHMARKS, *OTHER})
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +145,21 @@ def test_a_documented_export_writes_a_folder_that_was_compared(command, tmp_path
     assert found["network"] == ("student" if "network=student" in command else "teacher")
     assert found["checked"] == "loaded back"
     assert f"written to {file.parent}" in printed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", MEASURE)
+def test_a_documented_measurement_prints_what_to_normalise_by(command, folder):
+    printed = call(placed(command, folder))
+    assert "16 images in" in printed
+    assert re.search(r"data\.mean='\[[\d., ]+\]' data\.std='\[[\d., ]+\]'", printed)
+
+
+@pytest.mark.parametrize("command", BENCHMARKS)
+def test_a_documented_benchmark_has_a_test_that_runs_it(command):
+    script = Path(shlex.split(command)[1])
+    assert (ROOT / script).is_file()
+    assert f"benchmarks/{script.name}" in (ROOT / f"tests/benchmarks/test_{script.name}").read_text()
 
 
 @pytest.mark.slow

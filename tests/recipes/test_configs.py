@@ -4,7 +4,7 @@ import pytest
 
 from nestling.ssl.command_line import read
 from nestling.ssl.config import Config
-from nestling.ssl.data.photo_tiles import TILE
+from nestling.ssl.data.sources.photo_tiles import TILE
 from nestling.ssl.errors import UserError
 from nestling.ssl.validation import validate
 

@@ -9,12 +9,13 @@ import torch
 from safetensors.torch import save_file
 
 from nestling import backbones
-from nestling.recipes.eval_knn import main, writable
+from nestling.recipes.eval_knn import main
 from nestling.ssl.command_line import write
 from nestling.ssl.config import Backbone, Config, Data, Knn, Views
-from nestling.ssl.data.sources import open_source
+from nestling.ssl.data.sources.opening import open_source
 from nestling.ssl.errors import UserError
 from nestling.ssl.evaluation.online import OnlineKnn
+from nestling.ssl.run.directory import writable
 from nestling.ssl.run.loading import load_backbone
 
 OPTIONS = {"embed_dim": 16, "depth": 1, "num_heads": 2}
@@ -49,7 +50,7 @@ def expected(checkpoint, network, **changes):
     config.knn.max_train = 100
     for name, value in changes.items():
         setattr(config.knn, name, value)
-    train, val = open_source(config.data.train, "train"), open_source(config.data.val, "val")
+    train, val = open_source(config.data, "train"), open_source(config.data, "val")
     return OnlineKnn(train, val, config).judge(backbone, "cpu")
 
 
@@ -90,7 +91,7 @@ def test_the_command_line_overrides_the_run(run, tmp_path):
         ([], r"checkpoint"),
         (["RUN", "network=both"], r"network=both"),
         (["RUN", "knn.kk=3"], r"did you mean knn\.k"),
-        (["RUN", "data.val=RUN/nowhere"], r"data\.val=.*nowhere is not a folder"),
+        (["RUN", "data.val=RUN/nowhere"], r"data\.val=.*nowhere: found nothing there"),
         (["RUN", "data.val=RUN/../train"], r"are both in data\.train"),
         (["RUN", "knn.size=2"], r"knn\.size=2"),
     ],

@@ -4,10 +4,12 @@ Each `Effect` flips one key of a small run and looks at one thing; what it looks
 under the same config, so a key that nothing reads fails here, and so does a new key without a line.
 """
 
+import tarfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from config_observers import (
@@ -22,12 +24,14 @@ from config_observers import (
     logged,
     operations,
     order,
+    scanned,
     second_start,
     split,
     structure,
     views,
 )
-from image_folder import write_image_folder
+from image_folder import texture, write_image_folder
+from PIL import Image
 
 from nestling import backbones
 from nestling.ssl.command_line import read
@@ -83,6 +87,7 @@ SGD = {"optim.name": "sgd"}
 CLIPPED = {**SGD, "optim.clip": "1e-3"}
 SOLARIZED = {"views.global_solarize": "[1, 1]"}
 FORKED = {"data.num_workers": "1", "data.start_method": "fork"}
+ODD = {"data.train": "{odd}"}
 ALL_VOTE = {"knn.k": "15", "knn.temperature": "1"}  # so the larger class always wins
 
 EFFECTS = [
@@ -98,10 +103,23 @@ EFFECTS = [
     Effect("data.train", "{other}", split),
     Effect("data.val", "{other}", split),
     Effect("data.holdout", "0.5", split),
+    Effect("data.root", "{other}", beginning, {"data.train": "torchvision:FashionMNIST"}),
+    Effect("data.cache", "{root}/cache", scanned),
+    Effect("data.mode", "gray", views),
+    Effect("data.in_chans", "1", structure, {"data.mode": "unchanged", "data.in_chans": "3"}),
     Effect("data.mean", "[0.1, 0.2, 0.3]", learned),
     Effect("data.mean", "[0.1, 0.2, 0.3]", judged_images),
     Effect("data.std", "[0.1, 0.2, 0.3]", learned),
     Effect("data.std", "[0.1, 0.2, 0.3]", judged_images),
+    Effect("data.orientation", "false", views, ODD),
+    Effect("data.background", "[0, 255, 0]", views, ODD),
+    Effect("data.window", "[0, 1000]", views, ODD),
+    Effect("data.max_pixels", "399", beginning),
+    Effect("data.min_size", "20", split, ODD),
+    Effect("data.on_error", "raise", beginning, ODD),
+    Effect("data.max_bad_share", "0", beginning, ODD),
+    Effect("data.epoch_images", "10", order),
+    Effect("data.shuffle_shards", "1", order, {"data.train": "{shards}/*.tar"}),
     Effect("data.num_workers", "1", loader_processes),
     Effect("data.start_method", "spawn", loader_processes, FORKED),
     Effect("backbone.name", "xcit_nano_12_p8", structure),
@@ -189,10 +207,35 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         write_image_folder(folder, classes=1, per_class=16, size=20, seed=seed)
     torch.manual_seed(1)
     state = backbones.create(BASE["backbone.name"], **TINY).state_dict()
+    made["odd"], made["shards"] = write_odd_folder(root / "odd"), write_shards(root / "shards")
     made["weights"], made["partial"] = root / "weights.pth", root / "partial.pth"
     torch.save(state, made["weights"])
     torch.save({key: value for key, value in state.items() if key != "norm.weight"}, made["partial"])
     return made
+
+
+def write_odd_folder(root: Path) -> Path:
+    """20 plain images, and one each of a turned, a transparent, a deep, a small and an unreadable one."""
+    write_image_folder(root, classes=1, per_class=20, size=20)
+    ramp = np.arange(0, 2000, 5, dtype=np.uint16).reshape(20, 20)
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    Image.fromarray(texture(1, 24, np.random.default_rng(0))[:20]).save(root / "turned.jpg", exif=turned)
+    Image.new("RGBA", (20, 20), (255, 0, 0, 128)).save(root / "transparent.png")
+    Image.fromarray(ramp).save(root / "deep.png")
+    Image.new("RGB", (12, 12)).save(root / "small.png")
+    (root / "unreadable.png").write_bytes(b"no image")
+    return root
+
+
+def write_shards(root: Path) -> Path:
+    """Four shards of five images."""
+    write_image_folder(root, classes=4, per_class=5, size=20)
+    for folder in sorted(root.iterdir()):
+        with tarfile.open(root / f"{folder.name}.tar", "w") as shard:
+            for image in sorted(folder.iterdir()):
+                shard.add(image, f"{folder.name}_{image.name}")
+    return root
 
 
 @pytest.fixture

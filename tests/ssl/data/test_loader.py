@@ -5,14 +5,18 @@ import pytest
 import torch
 from PIL import Image
 
-from nestling.ssl.config import Config
-from nestling.ssl.data.loader import EvalLoader, TrainLoader, default_workers
-from nestling.ssl.data.sources import Folder
+from nestling.ssl.config import Config, Data
+from nestling.ssl.data.loader import EvalLoader, TrainLoader
+from nestling.ssl.data.sources.opening import open_source
 from nestling.ssl.errors import UserError
 from nestling.ssl.randomness import Stream, generator
 from nestling.ssl.views.evaluation import eval_view
 from nestling.ssl.views.plan import draw, sizes_at
 from nestling.ssl.views.render import render
+
+
+def opened(root):
+    return open_source(Data(train=str(root)), "train")
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +26,7 @@ def images(tmp_path_factory):
     for number in range(11):
         pixels = random.integers(0, 256, (20 + number, 30, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(root / f"{number:02d}.png")
-    return Folder(str(root))
+    return opened(root)
 
 
 def config(**data):
@@ -83,7 +87,7 @@ def test_views_do_not_depend_on_the_loader_processes(images, workers, method):
 
 @pytest.mark.slow
 def test_photo_tiles_reach_spawned_workers():
-    from nestling.ssl.data.photo_tiles import PhotoTiles
+    from nestling.ssl.data.sources.photo_tiles import PhotoTiles
 
     val = PhotoTiles("val")
     expected = batches(val, config(num_workers=0), steps=2)
@@ -130,17 +134,46 @@ def test_closing_ends_the_loader_processes(images):
     assert len(loader) == 50
 
 
+@pytest.fixture
+def with_bad_files(tmp_path):
+    """Eight images, of which 03 and 06 are none."""
+    for number in range(8):
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / f"{number:02d}.png")
+    for number in (3, 6):
+        (tmp_path / f"{number:02d}.png").write_bytes(b"no image")
+    return opened(tmp_path)
+
+
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_unreadable_image_is_named_without_a_traceback_of_workers(tmp_path, workers):
-    for number in range(3):
-        Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")
-    (tmp_path / "bad.png").write_bytes(b"no image")
-    source = Folder(str(tmp_path))
-    with pytest.raises(UserError, match=r"^\S*bad\.png can't be read") as raised:
-        batches(source, config(num_workers=workers), steps=4)
+def test_where_asked_to_raise_an_unreadable_image_ends_the_iteration_in_one_line(with_bad_files, workers):
+    cfg = config(num_workers=workers, on_error="raise")
+    with pytest.raises(UserError, match=r"^\S*0[36]\.png: .*data\.on_error=skip") as raised:
+        batches(with_bad_files, cfg, steps=4)
     assert "Traceback" not in str(raised.value)
-    with pytest.raises(UserError, match=r"^\S*bad\.png can't be read"):
-        list(EvalLoader(source, 8, 1.0, 2, num_workers=workers))
+    with pytest.raises(UserError, match=r"^\S*0[36]\.png: "):
+        list(EvalLoader(with_bad_files, cfg.data, 8, 1.0, 2, num_workers=workers))
+
+
+def test_another_image_stands_in_for_an_unreadable_one(with_bad_files):
+    for batch in batches(with_bad_files, config(num_workers=0), steps=8):
+        bad = [index for index in batch.indices.tolist() if index in (3, 6)]
+        assert batch.replaced == len(bad)
+        assert {failure.image for failure in batch.failures} >= set(bad)
+        assert all(view.float().std() < 20 for view in batch.views)  # every view is of a plain image
+
+
+@pytest.mark.slow
+def test_what_stands_in_depends_on_neither_workers_nor_the_start(with_bad_files):
+    plain = batches(with_bad_files, config(num_workers=0), steps=8)
+    assert same(batches(with_bad_files, config(num_workers=2), steps=8), plain)
+    assert same(batches(with_bad_files, config(num_workers=0), steps=8, start_step=5), plain[5:])
+
+
+def test_evaluation_leaves_unreadable_images_out(with_bad_files):
+    found = list(EvalLoader(with_bad_files, Data(), 8, 1.0, 3))
+    assert [batch.indices.tolist() for batch in found] == [[0, 1, 2], [4, 5], [7]]
+    assert [len(batch.images) for batch in found] == [3, 2, 1]
+    assert [failure.image for batch in found for failure in batch.failures] == [3, 6]
 
 
 def test_too_few_images_are_refused_before_any_work(images):
@@ -154,7 +187,7 @@ def test_too_few_images_are_refused_before_any_work(images):
 def test_evaluation_sees_each_image_once_over_all_processes(images, processes):
     seen = {}
     for process in range(processes):
-        for indices, views in EvalLoader(images, 12, 0.8, 4, process, processes):
+        for indices, views, _ in EvalLoader(images, Data(), 12, 0.8, 4, process, processes):
             assert views.shape[1:] == (3, 12, 12)
             for index, view in zip(indices.tolist(), views, strict=True):
                 assert index not in seen
@@ -165,24 +198,11 @@ def test_evaluation_sees_each_image_once_over_all_processes(images, processes):
 
 @pytest.mark.slow
 def test_evaluation_with_workers_equals_evaluation_without(images):
-    plain = list(EvalLoader(images, 12, 1.0, 4))
+    plain = list(EvalLoader(images, Data(), 12, 1.0, 4))
     for method in ("fork", "spawn"):
-        shared = list(EvalLoader(images, 12, 1.0, 4, num_workers=2, start_method=method))
+        shared = list(EvalLoader(images, Data(start_method=method), 12, 1.0, 4, num_workers=2))
         assert all(
             torch.equal(a, b)
             for ours, theirs in zip(shared, plain, strict=True)
-            for a, b in zip(ours, theirs, strict=True)
+            for a, b in zip(ours[:2], theirs[:2], strict=True)
         )
-
-
-def test_default_workers_share_out_the_usable_cpus(monkeypatch):
-    import os
-
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
-    assert default_workers(on_cpu=False) == 8
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert default_workers(on_cpu=False) == 3
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "16")
-    assert default_workers(on_cpu=False) == 0
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
-    assert default_workers(on_cpu=True) == 0

@@ -11,6 +11,8 @@ import torch
 from PIL import Image
 
 from nestling import backbones
+from nestling.ssl.data.failures import Failure
+from nestling.ssl.data.loader import EvalBatch
 from nestling.ssl.errors import UserError
 from nestling.ssl.evaluation.baselines import raw_pixels
 from nestling.ssl.evaluation.features import extract, gather_rows
@@ -29,7 +31,7 @@ def pictures(num_images, size=16):
 
 
 def batches(images, order, batch_size):
-    return [(part, images[part]) for part in torch.tensor(order).split(batch_size)]
+    return [EvalBatch(part, images[part], []) for part in torch.tensor(order).split(batch_size)]
 
 
 def test_rows_come_in_dataset_order_and_equal_the_plain_forward():
@@ -40,6 +42,8 @@ def test_rows_come_in_dataset_order_and_equal_the_plain_forward():
     pixels = (images.double() / 255 - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
     with torch.no_grad():
         expected = backbone.double().eval()(pixels)
+    assert found.indices.tolist() == list(range(7))
+    found = found.vectors
     assert list(found) == ["mean_patch", "cls"]
     torch.testing.assert_close(found["cls"].double(), expected.cls, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(found["mean_patch"].double(), expected.patches.mean(1), atol=1e-5, rtol=1e-5)
@@ -54,10 +58,23 @@ def test_an_image_missing_or_seen_twice_or_unknown_is_noticed(order):
         extract(tiny(), batches(images, order, 2), 4, ["cls"], MEAN, STD, "cpu")
 
 
+def test_unreadable_images_have_no_row_and_are_passed_on():
+    backbone, images = tiny(), pictures(4)
+    whole = extract(backbone, batches(images, range(4), 4), 4, ["cls"], MEAN, STD, "cpu").vectors["cls"]
+    failure, nothing = Failure(1, "a.jpg", "is empty"), torch.empty(0, dtype=torch.long)
+    rest = torch.tensor([3, 0, 2])
+    mine = [EvalBatch(nothing, images[:0], [failure]), EvalBatch(rest, images[rest], [])]
+    rows = extract(backbone, mine, 4, ["cls"], MEAN, STD, "cpu")
+    assert rows.indices.tolist() == [0, 2, 3]
+    assert rows.failures == [failure]
+    torch.testing.assert_close(rows.vectors["cls"], whole[[0, 2, 3]], atol=1e-6, rtol=1e-5)
+    assert len(raw_pixels(mine, 4, 16).vectors["pixels"]) == 3
+
+
 def test_autocast_gives_float32_features_close_to_full_precision():
     backbone, images = tiny(), pictures(4)
     full, half = (
-        extract(backbone, batches(images, [0, 1, 2, 3], 2), 4, ["cls"], MEAN, STD, "cpu", kind)["cls"]
+        extract(backbone, batches(images, [0, 1, 2, 3], 2), 4, ["cls"], MEAN, STD, "cpu", kind).vectors["cls"]
         for kind in (None, torch.bfloat16)
     )
     assert half.dtype == torch.float32
@@ -131,13 +148,13 @@ def test_one_process_gathers_what_it_has():
 
 def test_raw_pixels_are_the_pixels():
     images = pictures(5)
-    found = raw_pixels(batches(images, [3, 1, 0, 4, 2], 2), 5, 16)
+    found = raw_pixels(batches(images, [3, 1, 0, 4, 2], 2), 5, 16).vectors["pixels"]
     torch.testing.assert_close(found, images.flatten(1).float() / 255)
 
 
 def test_raw_pixels_of_large_images_are_shrunk_to_32():
     images = pictures(2, 96)
-    found = raw_pixels(batches(images, [1, 0], 1), 2, 96)
+    found = raw_pixels(batches(images, [1, 0], 1), 2, 96).vectors["pixels"]
     assert found.shape == (2, 3 * 32 * 32)
     for image, row in zip(images, found, strict=True):
         pillow = Image.fromarray(image.permute(1, 2, 0).numpy()).resize((32, 32), Image.Resampling.BILINEAR)
@@ -162,9 +179,9 @@ TWO_PROCESSES = """
         found = module.extract(tiny(), mine, 7, ["cls", "mean_patch"], MEAN, STD, "cpu")
         pixels = raw_pixels(mine, 7, 16)
         if rank == 0:
-            torch.save({**found, "pixels": pixels}, f"{sys.argv[2]}/{len(share[0])}.pt")
+            torch.save({**found.vectors, **pixels.vectors}, f"{sys.argv[2]}/{len(share[0])}.pt")
         else:
-            assert found == {} and len(pixels) == 0
+            assert found.vectors == pixels.vectors == {} and len(found.indices) == 0
 
     def breaking():
         raise UserError("a.png is broken")
@@ -187,7 +204,9 @@ def test_two_processes_give_the_features_of_one(tmp_path):
     here = __file__.rpartition("/")[0]
     subprocess.run([*launcher, str(script), here, str(tmp_path)], check=True, timeout=300)
     images = pictures(7)
-    expected = extract(tiny(), batches(images, range(7), 3), 7, ["cls", "mean_patch"], MEAN, STD, "cpu")
+    expected = extract(
+        tiny(), batches(images, range(7), 3), 7, ["cls", "mean_patch"], MEAN, STD, "cpu"
+    ).vectors
     for share in (4, 7):
         found = torch.load(tmp_path / f"{share}.pt")
         torch.testing.assert_close(found.pop("pixels"), images.flatten(1).float() / 255)

@@ -9,10 +9,12 @@ import torch
 
 from nestling import backbones
 from nestling.ssl.config import Config, Data, Knn, Views
-from nestling.ssl.data.sources import Subset, open_source
+from nestling.ssl.data.channels import normalisation
+from nestling.ssl.data.sources.base import Subset, evenly
+from nestling.ssl.data.sources.opening import open_source
 from nestling.ssl.errors import UserError
 from nestling.ssl.evaluation.knn import knn
-from nestling.ssl.evaluation.labels import evenly, matched_labels
+from nestling.ssl.evaluation.labels import matched_labels
 from nestling.ssl.evaluation.online import OnlineKnn
 
 
@@ -26,11 +28,15 @@ def settings(**changes):
     return Config(data=Data(num_workers=0), views=Views(global_size=[16, 32]), knn=knn_settings)
 
 
+def opened(folder):
+    return open_source(Data(train=str(folder)), "train")
+
+
 @pytest.fixture
 def pair(image_folder):
     train = image_folder("train", classes=["ant", "bee", "cat"], per_class=8)
     val = image_folder("val", classes=["bee", "cat"], per_class=4, seed=1)  # numbered from 0 by itself
-    return open_source(str(train), "train"), open_source(str(val), "val")
+    return opened(train), opened(val)
 
 
 def test_classes_are_matched_by_name(pair):
@@ -44,7 +50,7 @@ def test_classes_are_matched_by_name(pair):
 
 
 def test_images_of_unknown_classes_are_left_out_and_counted(pair, image_folder, caplog):
-    val = open_source(str(image_folder("more", classes=["bee", "eel"], per_class=4, seed=2)), "val")
+    val = opened(image_folder("more", classes=["bee", "eel"], per_class=4, seed=2))
     with caplog.at_level(logging.WARNING, "nestling"):
         judge = OnlineKnn(pair[0], val, settings())
     assert "left out 4 of 8 validation images, of 1 classes that data.train lacks: eel" in caplog.text
@@ -53,8 +59,8 @@ def test_images_of_unknown_classes_are_left_out_and_counted(pair, image_folder, 
 
 
 def test_what_cannot_be_judged_is_refused(pair, image_folder):
-    flat = open_source(str(image_folder("flat", classes=1)), "val")
-    other = open_source(str(image_folder("other", classes=["x", "y"])), "val")
+    flat = opened(image_folder("flat", classes=1))
+    other = opened(image_folder("other", classes=["x", "y"]))
     with pytest.raises(UserError, match=r"data\.val=.*flat has none"):
         OnlineKnn(pair[0], flat, settings())
     with pytest.raises(UserError, match=r"data\.train=.*flat has none"):
@@ -69,7 +75,7 @@ def test_the_judgement_equals_knn_on_features_made_by_hand(pair):
     judge, backbone = OnlineKnn(*pair, settings()), tiny()
     results = judge.judge(backbone, "cpu")
     assert list(results) == [f"knn/{pool}/top1_k{k}" for pool in ("mean_patch", "cls") for k in (3, 1)]
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (Data().mean, Data().std))
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in normalisation(Data()))
     features = []
     for source in pair:  # 32 pixels: the largest global size, so no resizing
         images = torch.stack([torch.tensor(source.load(i)).permute(2, 0, 1) for i in range(len(source))])
@@ -125,5 +131,5 @@ def test_a_limit_takes_training_images_evenly(pair):
 
 def test_stripes_of_other_colours_and_widths_are_told_apart(pair, image_folder):
     val = image_folder("same", classes=["ant", "bee", "cat"], per_class=4, seed=3)
-    judge = OnlineKnn(pair[0], open_source(str(val), "val"), settings())
+    judge = OnlineKnn(pair[0], opened(val), settings())
     assert judge.judge(tiny(), "cpu")["knn/cls/top1_k3"] > 0.6

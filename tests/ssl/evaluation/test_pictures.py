@@ -9,7 +9,7 @@ import torch
 from nestling import backbones
 from nestling.ssl.evaluation import canvas
 from nestling.ssl.evaluation.curve import _apart, learning_curve
-from nestling.ssl.evaluation.pictures import Query, focus_map, heat_over, neighbours, summary
+from nestling.ssl.evaluation.pictures import Query, as_rgb, focus_map, heat_over, neighbours, summary
 
 MEAN, STD = [0.5, 0.5, 0.5], [0.5, 0.5, 0.5]
 
@@ -100,3 +100,17 @@ def test_the_summary_holds_all_parts():
     border = np.array(page)
     border[40:-40, 40:-40] = 255
     assert (border == 255).all()
+
+
+@pytest.mark.parametrize(
+    ("channels", "drawn"), [(1, [0, 0, 0]), (2, [0, 1, 0]), (3, [0, 1, 2]), (5, [0, 1, 2])]
+)
+def test_images_of_any_number_of_channels_are_drawn(channels, drawn):
+    image = np.random.default_rng(0).integers(0, 256, (40, 60, channels), dtype=np.uint8)
+    assert np.array_equal(as_rgb(image), image[:, :, drawn])
+    backbone = backbones.create("xcit_nano_12_p4", in_chans=channels, embed_dim=16, depth=1, num_heads=2)
+    statistics = [0.5] * channels
+    focus = focus_map(backbone, image, 16, statistics, statistics, "cpu")
+    assert focus.shape == (4, 6)
+    queries = [Query(image, "a", [image], ["a"])]
+    summary("title", queries, image, [("16", focus)], True, {"cls": [(0, 0.5)]}, {})

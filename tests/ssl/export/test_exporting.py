@@ -49,7 +49,7 @@ class Broken(Own):
         raise self.error
 
 
-class Unreadable(Own):
+class UnreadableError(Own):
     """Loaded by a package that nobody has."""
 
     loader = "no_such_package"
@@ -206,7 +206,7 @@ def test_the_rename_is_on_disk_before_the_earlier_export_goes(tmp_path, monkeypa
 
 
 def test_what_cannot_be_checked_is_said(tmp_path):
-    record = export(small("xcit"), Unreadable(), tmp_path / "out")
+    record = export(small("xcit"), UnreadableError(), tmp_path / "out")
     assert record["checked"] == "not checked: no_such_package is not installed"
     assert record["largest_difference"] is None
 

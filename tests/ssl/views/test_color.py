@@ -90,3 +90,47 @@ def test_jitter_applies_all_four_in_the_order_drawn(order):
         expected = functions[operation](expected, factors[operation])
     mine = color.jitter(planes_of(picture()), drawn)
     assert np.abs(mine - expected.numpy() * 255).max() < 0.1
+
+
+def bands(channels, seed=0):
+    return np.random.default_rng(seed).uniform(0, 255, (channels, 12, 12)).astype(np.float32)
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.6, 1.4])
+def test_one_channel_changes_as_torchvision_changes_gray(factor):
+    gray = torch.from_numpy(bands(1)) / 255
+    for ours, theirs in (
+        (color.adjust_brightness, tv.adjust_brightness),
+        (color.adjust_contrast, tv.adjust_contrast),
+    ):
+        assert np.abs(ours(bands(1), factor) - theirs(gray, factor).numpy() * 255).max() < 1e-2
+    assert np.array_equal(color.adjust_saturation(bands(1), factor), bands(1))
+    assert np.array_equal(color.to_gray(bands(1)), bands(1)[0])
+
+
+@pytest.mark.parametrize("channels", [1, 2, 4, 5])
+def test_other_than_three_channels_have_no_hue(channels):
+    assert np.array_equal(color.shift_hue(bands(channels), 0.1), bands(channels))
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.6, 1.4])
+def test_many_channels_follow_their_definitions(factor):
+    x = bands(5).astype(np.float64)
+    own, between = x.mean(axis=(1, 2), keepdims=True), x.mean(axis=0)
+    expected = (
+        (color.adjust_brightness, factor * x),
+        (color.adjust_contrast, factor * x + (1 - factor) * own),
+        (color.adjust_saturation, factor * x + (1 - factor) * between),
+    )
+    for operation, wanted in expected:
+        assert np.abs(operation(bands(5), factor) - wanted.clip(0, 255)).max() < 1e-2
+    assert np.abs(color.to_gray(bands(5)) - between).max() < 1e-3
+
+
+def test_jitter_of_many_channels_keeps_their_number_and_range():
+    drawn = Jitter((3, 0, 1, 2), brightness=1.4, contrast=1.4, saturation=1.2, hue=0.1)
+    for channels in (1, 2, 5):
+        planes = color.jitter(bands(channels), drawn)
+        assert planes.shape == (channels, 12, 12)
+        assert planes.min() >= 0
+        assert planes.max() <= 255

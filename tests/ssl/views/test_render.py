@@ -125,3 +125,53 @@ def test_normalize_equals_torchvision():
     expected = tv.normalize(images.float() / 255, mean, std)
     assert torch.allclose(normalize(images, mean, std), expected, atol=1e-5)
     assert images.dtype == torch.uint8
+
+
+def bands(height, width, channels):
+    return np.concatenate([picture(height, width, seed) for seed in range(2)], axis=2)[..., :channels]
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 5])
+@pytest.mark.parametrize(
+    ("shape", "sizes"), [((32, 32), (32, 16)), ((90, 120), (96, 48)), ((1, 300), (70, 33))]
+)
+def test_views_have_the_channels_of_their_image_and_are_pure(channels, shape, sizes):
+    image = bands(*shape, channels)
+    kept = image.copy()
+    for view in draw(generator(0, Stream.VIEWS, 0, 0), *shape, Views(), *sizes):
+        rendered = render(view, image)
+        assert rendered.shape == (channels, view.size, view.size)
+        assert rendered.dtype == np.uint8
+        assert np.array_equal(rendered, render(view, image))
+    assert np.array_equal(image, kept)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"blur": 1.2}, {"solarize": 100}, {"flip": True, "blur": 0.4, "solarize": 128}]
+)
+@pytest.mark.parametrize(("box", "size"), [((2, 3, 30, 25), 32), ((10, 20, 150, 160), 96)])
+def test_without_colours_each_channel_is_rendered_as_it_would_be_alone(changes, box, size):
+    image, view = bands(200, 240, 5), replace(PLAIN, box=box, size=size, **changes)
+    rendered = render(view, image)
+    for channel in range(5):
+        alone = np.repeat(image[..., channel, None], 3, axis=2)
+        far = np.abs(rendered[channel].astype(int) - render(view, alone)[0])
+        assert (far > 1).mean() < (0.02 if view.solarize else 1e-9)  # rounding may cross the threshold
+
+
+@pytest.mark.parametrize(("box", "size"), [((2, 3, 30, 25), 32), ((10, 20, 150, 160), 96)])
+def test_gray_images_of_one_and_of_three_channels_look_the_same(box, size):
+    gray = picture(200, 240)[..., :1]
+    jitter = replace(JITTER, saturation=1.0, hue=0.0)
+    view = replace(PLAIN, box=box, size=size, jitter=jitter, blur=0.8, flip=True, grayscale=True)
+    one, three = render(view, gray), render(view, np.repeat(gray, 3, axis=2))
+    assert np.abs(three.astype(int) - one).max() <= 1
+
+
+def test_gray_views_of_many_channels_show_their_mean():
+    image = bands(40, 40, 5)
+    view = replace(PLAIN, grayscale=True)
+    rendered = render(view, image)
+    mean = render(PLAIN, image).mean(axis=0)
+    assert (rendered == rendered[0]).all()
+    assert np.abs(rendered[0] - mean).max() <= 1

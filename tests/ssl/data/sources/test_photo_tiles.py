@@ -4,20 +4,21 @@ import pickle
 import numpy as np
 import pytest
 
-from nestling.ssl.data import photo_tiles
-from nestling.ssl.data.photo_tiles import PHOTOGRAPHS, PhotoTiles, photograph
-from nestling.ssl.data.sources import open_source
+from nestling.ssl.config import Data
+from nestling.ssl.data.sources import photo_tiles
+from nestling.ssl.data.sources.opening import open_source
+from nestling.ssl.data.sources.photo_tiles import PHOTOGRAPHS, PhotoTiles, photograph
 from nestling.ssl.errors import UserError
 
 
 @pytest.fixture(scope="module")
 def train():
-    return open_source("photo-tiles", "train")
+    return open_source(Data(train="photo-tiles"), "train")
 
 
 @pytest.fixture(scope="module")
 def val():
-    return open_source("photo-tiles", "val")
+    return open_source(Data(val="photo-tiles"), "val")
 
 
 def places(photo, tile):

@@ -12,14 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from nestling.ssl.data.decoding import decode
-from nestling.ssl.data.sources import ImageSource
+from nestling.ssl.data.decoding.decoder import Decoder
+from nestling.ssl.data.sources.base import ImageSource
 from nestling.ssl.errors import UserError
 from nestling.ssl.randomness import Stream, generator
 
 TILE = 32  # pixels
 COUNTS = {"train": 200, "val": 50}  # tiles per photograph
 SEED = 0  # of the positions: the data set's own, so that every run sees the same tiles
+RGB = Decoder()
 MIN_CONTRAST = 4.0  # standard deviation of gray levels below which a tile shows nothing
 
 
@@ -53,8 +54,8 @@ class PhotoTiles(ImageSource):
 
     name = "photo-tiles"
 
-    def __init__(self, split: str) -> None:
-        self.split = split
+    def __init__(self, split: str, decoder: Decoder = RGB) -> None:
+        self.split, self._decoder = split, decoder
         self.class_names = [photo.name for photo in PHOTOGRAPHS]
         self._tiles = np.concatenate([_tiles(number, split) for number in range(len(PHOTOGRAPHS))])
         self.labels = np.repeat(np.arange(len(PHOTOGRAPHS), dtype=np.int64), COUNTS[split])
@@ -68,7 +69,10 @@ class PhotoTiles(ImageSource):
         return f"photo-tiles/{self.split}/{PHOTOGRAPHS[label].name}/{number:03d}"
 
     def load(self, index: int) -> np.ndarray:
-        return self._tiles[index]
+        return self._decoder.array(self._tiles[index], self.path(index))
+
+    def sides(self, indices: np.ndarray) -> np.ndarray:
+        return np.full(len(indices), TILE)
 
 
 def photograph(name: str) -> np.ndarray:
@@ -79,7 +83,7 @@ def photograph(name: str) -> np.ndarray:
     """
     for photo in PHOTOGRAPHS:
         if photo.name == name:
-            return decode(_file_of(photo))
+            return RGB.file(_file_of(photo))
     raise UserError(f"no photograph {name!r}; there are {', '.join(photo.name for photo in PHOTOGRAPHS)}")
 
 

@@ -1,0 +1,33 @@
+"""What the headers of the images say before a run starts."""
+
+import logging
+
+from nestling.ssl.config import Config
+from nestling.ssl.data.sources.base import ImageSource, evenly
+from nestling.ssl.names import printable
+
+logger = logging.getLogger("nestling")
+
+LOOKED_AT = 20_000  # headers read, evenly chosen: seconds on a local disk
+
+
+def warn_of_small(source: ImageSource, config: Config) -> None:
+    """Say once how many images are smaller than the crops, and so are enlarged."""
+    views = config.views
+    key, limit = (
+        ("views.local_size", min(views.local_size))
+        if views.num_local
+        else ("views.global_size", min(views.global_size))
+    )
+    looked_at = evenly(len(source), LOOKED_AT)
+    sides = source.sides(looked_at)
+    if sides is None:
+        return
+    small = int(((sides > 0) & (sides < limit)).sum())
+    if small:
+        of = f"{len(source)}" if len(looked_at) == len(source) else f"{len(looked_at)} looked at"
+        logger.warning(
+            f"{small} of {of} images in {printable(source.name)} have a shorter side below {key}={limit}, "
+            f"the smallest {sides[sides > 0].min()} pixels: crops of them are enlarged, and those of a few "
+            f"pixels look all alike; data.min_size={limit} leaves them out"
+        )

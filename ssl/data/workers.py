@@ -1,0 +1,137 @@
+"""Loader processes: how many, how they start, and what is said when one of them dies."""
+
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+from nestling.ssl.distributed import computes_on_cpu, processes_here, usable_cpus
+from nestling.ssl.errors import UserError
+
+Item = TypeVar("Item")
+
+MAX_WORKERS = 8
+NO_SHARED_MEMORY = (
+    "shared memory (/dev/shm) is full: loader processes hand batches over there. Give it more (containers: "
+    "--shm-size=8g), or lower data.num_workers or train.batch_size; data.num_workers=0 needs none"
+)
+KILLED = (
+    "loader process{} was killed from outside or crashed{}; where memory ran out, lower data.num_workers or "
+    "data.max_pixels, then go on with resume=auto"
+)
+DEATH = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (.*)", re.DOTALL)
+
+
+def default_workers(on_cpu: bool | None = None) -> int:
+    """Loader processes per training process: the usable CPUs shared out but one, at most 8.
+
+    Zero where the CPUs train as well: there, loaders take more from the steps than they save (two
+    cores, the embedded tiles: 227 images/s without, 196 with one).
+    """
+    if computes_on_cpu() if on_cpu is None else on_cpu:
+        return 0
+    return min(max(usable_cpus() // processes_here() - 1, 0), MAX_WORKERS)
+
+
+def loader_of(dataset: Dataset, keys: object, workers: int, start_method: str | None) -> DataLoader:
+    """Each key (a list) makes one batch; the data set builds it whole, so nothing is collated."""
+    return DataLoader(
+        dataset,
+        batch_size=None,
+        sampler=keys,  # type: ignore[arg-type]  # torch only iterates it
+        collate_fn=_as_is,
+        num_workers=workers,
+        worker_init_fn=_start_worker,
+        multiprocessing_context=start_method if workers else None,
+        pin_memory=torch.cuda.is_available() and not computes_on_cpu(),
+        generator=torch.Generator(),  # else torch's own would move on with every iteration
+    )
+
+
+def following(iterator: Iterator[Item]) -> Item:
+    """The next item of a data loader's iterator.
+
+    Raises:
+        UserError: the loader process that held it died.
+    """
+    with deaths_explained():
+        try:
+            return next(iterator)
+        except (EOFError, ConnectionError, FileNotFoundError) as error:  # of the pipe that leads to it
+            if not hasattr(iterator, "_shutdown_workers"):  # there is no such process
+                raise
+            raise UserError(KILLED.format("", "")) from error
+
+
+def end(iterator: object) -> None:
+    """End the processes of a data loader's iterator.
+
+    After one has died, torch's handler of SIGCHLD raises again at every other that ends: not here.
+    """
+    shut_down = getattr(iterator, "_shutdown_workers", None)
+    if shut_down is None:  # no processes
+        return
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL) if in_main_thread else None
+    try:
+        shut_down()
+    finally:
+        if handler is not None:
+            signal.signal(signal.SIGCHLD, handler)
+
+
+def room_for(shape: tuple[int, ...]) -> Tensor:
+    """An empty uint8 tensor of that shape, in a loader process where the main one can read it.
+
+    torch would move it there after the data set has returned, where a full shared memory hangs the run.
+
+    Raises:
+        UserError: there is no room.
+    """
+    if get_worker_info() is None:
+        return torch.empty(shape, dtype=torch.uint8)
+    size = torch.Size(shape)
+    try:
+        storage = torch.UntypedStorage._new_shared(size.numel())
+    except RuntimeError as error:
+        raise UserError(NO_SHARED_MEMORY) from error
+    contiguous = torch.empty(size, device="meta").stride()
+    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, size, contiguous)
+
+
+@contextmanager
+def deaths_explained() -> Iterator[None]:
+    """Say in one sentence that a loader process died; torch raises that in the middle of anything."""
+    try:
+        yield
+    except RuntimeError as error:
+        said = explained(error)
+        if said is None:
+            raise
+        raise UserError(said) from error
+
+
+def explained(error: BaseException) -> str | None:
+    """What to say of the death of a loader process; None for any other error."""
+    found = DEATH.search(str(error)) if isinstance(error, RuntimeError) else None
+    if found is None:
+        return None
+    process, fate = found[1], found[2]
+    if "Bus error" in fate:
+        return f"loader process {process} died: {NO_SHARED_MEMORY}"
+    sent = re.search(r"signal: ([\w ]+)", fate)
+    return KILLED.format(f" {process}", f" ({sent[1].strip()})" if sent else "")
+
+
+def _as_is(batch: Any) -> Any:
+    return batch
+
+
+def _start_worker(worker: int) -> None:
+    torch.set_num_threads(1)
