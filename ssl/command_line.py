@@ -18,7 +18,7 @@ from typing import Any, NoReturn, TypeVar, cast
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from nestling.ssl.errors import UserError
+from nestling.ssl.errors import Stopped, UserError
 from nestling.ssl.keys import Key, keys_of, legal, nearest
 from nestling.ssl.manual import help_text
 from nestling.ssl.settings import (
@@ -110,12 +110,19 @@ def write(config: Any, path: Path) -> None:
 
 
 def run(main: Callable[[list[str]], None], argv: list[str] | None = None) -> None:
-    """Call a recipe's main; end a user's mistake (2) or Ctrl-C (130) in one line without a traceback."""
+    """Call a recipe's main; end what was to be foreseen in one line without a traceback.
+
+    Exit codes: 2 a user's mistake, 130 Ctrl-C before or after training, else that of `Stopped`, which has
+    said its line already.
+    """
     try:
         main(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
     except UserError as error:
         _leave(f"error: {error}", 2)
+    except Stopped as stopped:
+        sys.stdout.flush()
+        sys.exit(stopped.code)
     except KeyboardInterrupt:
         _leave("interrupted", 130)
     except BrokenPipeError:  # `--help | head`; Python would complain again when it flushes at exit

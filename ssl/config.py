@@ -223,7 +223,19 @@ class Train:
         "auto", "auto: bf16 where the device multiplies it natively", choices=("auto", "fp32", "bf16", "fp16")
     )
     checkpoint_every: float = key(1, "epochs between checkpoints; the end is always one", low=0.001)
-    keep_last: int = key(2, "checkpoints kept besides the best", low=1)
+    keep_last: int = key(2, "newest checkpoints kept, besides the best", low=1)
+    keep_every: int = key(0, "epochs between checkpoints that are kept for good; 0: none", low=0)
+    max_hours: float | None = key(
+        None, "hours after which a run stops, saved, with exit code 75; null: no limit", low=0
+    )
+    on_nan: str = key(
+        "stop",
+        "a step whose loss or gradient is NaN or infinite ends the run, or is left out",
+        choices=("stop", "skip"),
+    )
+    on_full_disk: str = key(
+        "stop", "when a checkpoint finds no room: end the run, or wait for room", choices=("stop", "wait")
+    )
 
 
 @dataclass
@@ -273,6 +285,9 @@ class Config:
     )
     resume: str = key("never", "auto continues the run in out where there is one", choices=("never", "auto"))
     overwrite: bool = key(False, "delete the run in out first")
+    expect_world_size: int | None = key(
+        None, "processes that must have been started, all machines together; null: any number", low=1
+    )
     terms: dict[str, float] = key({"dino": 1.0}, "weight of each term of the loss", low=0)
     data: Data = field(default_factory=Data)
     backbone: Backbone = field(default_factory=Backbone)

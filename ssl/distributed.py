@@ -40,6 +40,13 @@ def summed(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def largest(tensor: Tensor) -> Tensor:
+    """The largest over all processes, element by element, in place."""
+    if is_distributed():
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+    return tensor
+
+
 def average(tensors: list[Tensor]) -> None:
     """Replace each by its mean over all processes, with one message."""
     if not tensors or not is_distributed():

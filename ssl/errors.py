@@ -1,4 +1,4 @@
-"""What a user did wrong, said in one sentence."""
+"""How a run ends early: by a user's mistake, or because it was asked to."""
 
 
 class UserError(ValueError):
@@ -6,3 +6,14 @@ class UserError(ValueError):
 
     Recipes print it without a traceback and exit with code 2.
     """
+
+
+class Stopped(Exception):  # noqa: N818  # it is no error
+    """A run that was asked to stop, and did so after a step that it saved; the message says how to go on.
+
+    Recipes exit with `code`: 128 + the number of the signal, or 75 where `train.max_hours` were over.
+    """
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code

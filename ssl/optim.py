@@ -73,11 +73,12 @@ def clip(parameters: Iterable[Tensor], mode: str, max_norm: float) -> Tensor:
     per_parameter: each gradient is scaled on its own to a norm of at most `max_norm`, as DINO does.
     global_norm: all are scaled by one factor, as `clip_grad_norm_` does.
     none: nothing is scaled.
+    A norm of NaN scales no other gradient, so that the ones at fault can still be told.
     """
     gradients, norms = gradient_norms(parameters)
     total = torch.stack(norms).norm()
     if mode == "per_parameter":
         torch._foreach_mul_(gradients, [(max_norm / (norm + 1e-6)).clamp(max=1.0) for norm in norms])
     elif mode == "global_norm":
-        torch._foreach_mul_(gradients, (max_norm / (total + 1e-6)).clamp(max=1.0))
+        torch._foreach_mul_(gradients, (max_norm / (total + 1e-6)).clamp(max=1.0).nan_to_num(nan=1.0))
     return total

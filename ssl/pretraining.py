@@ -4,6 +4,7 @@ import logging
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from accelerate import Accelerator
@@ -17,14 +18,18 @@ from nestling.ssl.data.sources.base import ImageSource
 from nestling.ssl.data.sources.opening import EMBEDDED, TORCHVISION, opened_together
 from nestling.ssl.data.survey import warn_of_small
 from nestling.ssl.distillation import SelfDistillation
-from nestling.ssl.errors import UserError
+from nestling.ssl.distributed import failing_together
+from nestling.ssl.errors import Stopped, UserError
 from nestling.ssl.evaluation.online import OnlineKnn
 from nestling.ssl.initial_weights import settled, start_from
 from nestling.ssl.names import printable
-from nestling.ssl.run import processes
+from nestling.ssl.run import checkpoints, processes
+from nestling.ssl.run.disk import refuse_small
+from nestling.ssl.run.guards import try_a_step
 from nestling.ssl.run.progress import say_only_here
 from nestling.ssl.run.results import show
 from nestling.ssl.run.run import Run
+from nestling.ssl.run.stopping import Stopping, reason
 from nestling.ssl.schedules import Schedules
 from nestling.ssl.training import train
 from nestling.ssl.validation import validate
@@ -39,8 +44,10 @@ def pretrain(config: Config) -> Path:
     first step, the run directory being touched last.
 
     Raises:
-        UserError: a setting, the images or the run directory can't be used.
+        UserError: a setting, the images or the run directory can't be used, or another process is gone.
+        Stopped: a signal or the time limit ended it early, its last step being saved.
     """
+    stopping = Stopping(config.train.max_hours)
     config = with_absolute_paths(config)
     config, weights = settled(config)
     validate(config)
@@ -61,11 +68,15 @@ def pretrain(config: Config) -> Path:
     method = SelfDistillation(config).to(accelerator.device)
     if weights is not None:
         start_from(method, weights, config)
+    processes.synchronise_batch_norms(method, accelerator)
+    try_a_step(method, config, processes.autocast_dtype(accelerator))
+    with failing_together():
+        if accelerator.is_main_process:
+            refuse_small(config, method)
     run = Run(config, accelerator, global_batch, len(images))
     announce(config, accelerator, schedules, images, queries)
     if accelerator.is_main_process:
         warn_of_small(images, config)
-    processes.synchronise_batch_norms(method, accelerator)
 
     def batches_from(step: int) -> TrainLoader:
         return TrainLoader(images, config, schedules.num_steps, *place, start_step=step)
@@ -74,10 +85,30 @@ def pretrain(config: Config) -> Path:
         assert knn is not None
         return knn.judge(backbone, accelerator.device, processes.autocast_dtype(accelerator))
 
-    train(method, batches_from, schedules, run, judge if knn else None, ledger, accelerator)
+    with stopping.listening(), processes.gone_explained():
+        code = train(
+            *(method, batches_from, schedules, run, judge if knn else None, ledger, images.path),
+            *(stopping, accelerator),
+        )
+        if code:
+            leave(run, config, accelerator, code)
     show(run.path, method.teacher.backbone, knn, queries or images, config, accelerator)
     accelerator.end_training()
     return run.path
+
+
+def leave(run: Run, config: Config, accelerator: Accelerator, code: int) -> NoReturn:
+    """Say why the run stops and how it goes on; all processes leave together, as what is left is saved."""
+    saved = checkpoints.pointed(run.path, checkpoints.LAST)
+    name = saved.name if saved is not None else "no checkpoint"
+    message = (
+        f"stopped: {reason(code, config.train.max_hours)}; {name} is saved in {printable(run.path)}, and "
+        f"the same command with resume=auto goes on from there (exit code {code})"
+    )
+    logger.info(message)
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
+    raise Stopped(message, code)
 
 
 def with_absolute_paths(config: Config) -> Config:

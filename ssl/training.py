@@ -1,12 +1,13 @@
 """The loop, and nothing else: DINO's algorithm 1 with accumulation."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from itertools import islice
 
 import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
-from torch import Tensor
+from torch import Tensor, nn
 
 from nestling.ssl import optim
 from nestling.ssl.config import Config
@@ -16,7 +17,9 @@ from nestling.ssl.data.loader import Batch
 from nestling.ssl.distillation import SelfDistillation
 from nestling.ssl.randomness import Stream, generator
 from nestling.ssl.run.journal import Journal, Judge
+from nestling.ssl.run.nonfinite import Forward, NonFiniteSteps
 from nestling.ssl.run.run import Run
+from nestling.ssl.run.stopping import Stopping
 from nestling.ssl.schedules import Schedules, StepValues
 from nestling.ssl.views.render import normalize
 
@@ -30,12 +33,15 @@ def train(
     run: Run,
     judge: Judge | None,
     ledger: Ledger,
+    path_of: Callable[[int], str],
+    stopping: Stopping,
     accelerator: Accelerator,
-) -> Journal:
-    """Train `method.student` to predict `method.teacher`, its moving average.
+) -> int:
+    """Train `method.student` to predict `method.teacher`, its moving average; returns an exit code.
 
     `batches_from(step)` opens the micro-batches from that step on. `judge` rates a backbone; the
-    first of its values decides which checkpoint is the best. `ledger` counts the unreadable images.
+    first of its values decides which checkpoint is the best. `ledger` counts the unreadable images,
+    `path_of` names them. The code is 0, or the one that `stopping` asks for; then the last step is saved.
 
     Raises:
         UserError: the loss or a gradient is no longer finite, or too many images are unreadable.
@@ -48,49 +54,83 @@ def train(
     student, optimizer = accelerator.prepare(method.student, own_optimizer)
     journal = Journal(method, own_optimizer, schedules, run, judge, ledger)
 
+    def repeated(step: int) -> Iterator[Forward]:
+        seed_step(config.seed, step, accelerator.process_index)
+        with batches_from(step) as loader:
+            for batch in islice(loader, config.train.accumulation):
+                yield batch, *compared(method, student, batch, schedules.at(step), config, accelerator)
+
+    nonfinite = NonFiniteSteps(method, schedules, run, repeated, path_of)
     with batches_from(first_step) as loader, journal.opened(first_step):
         batches = iter(loader)
         for step in range(first_step, schedules.num_steps):
             values = schedules.at(step)
             optim.apply(own_optimizer, values)
             seed_step(config.seed, step, accelerator.process_index)
+            nonfinite.begin()
 
+            losses = []
             for _ in range(config.train.accumulation):
                 batch = journal.throughput.waiting(batches)
-                views, size = on_device(batch, config, accelerator.device), len(batch.indices)
                 with accelerator.accumulate(student):
-                    with accelerator.autocast():
-                        targets = method.targets(views[0], size)
-                    loss, metrics = method.loss(student(views, size), targets, values.temperature)
+                    loss, metrics = compared(method, student, batch, values, config, accelerator)
                     accelerator.backward(loss)
                     journal.micro_batch(batch, loss, metrics)
+                    losses.append(loss.detach())
 
-            gradient_norm = update_student(method, optimizer, values, config, accelerator)
-            method.update_teacher(1.0 if accelerator.optimizer_step_was_skipped else values.momentum)
-            journal.step(step, values, gradient_norm)
-    return journal
+            gradient_norm = clipped(method, optimizer, config, accelerator)
+            verdict = stopping.agreed(nonfinite.found(losses, gradient_norm))
+            if verdict.is_bad:
+                nonfinite.leave_out(step)
+                forget_gradients(optimizer, accelerator)
+            else:
+                nonfinite.passed()
+                update_student(method, optimizer, values)
+                method.update_teacher(1.0 if accelerator.optimizer_step_was_skipped else values.momentum)
+            journal.step(step, values, gradient_norm, verdict)
+            if verdict.code:
+                return verdict.code
+    return stopping.agreed(torch.zeros((), dtype=torch.bool, device=accelerator.device)).code
 
 
-def update_student(
+def compared(
     method: SelfDistillation,
-    optimizer: AcceleratedOptimizer,
+    student: nn.Module,
+    batch: Batch,
     values: StepValues,
     config: Config,
     accelerator: Accelerator,
-) -> Tensor:
-    """Clip, freeze what is frozen, step; returns the gradient norm before clipping.
+) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """The student on all views of a micro-batch against the teacher on the global ones."""
+    views, size = on_device(batch, config, accelerator.device), len(batch.indices)
+    with accelerator.autocast():
+        targets = method.targets(views[0], size)
+    return method.loss(student(views, size), targets, values.temperature)
 
-    accelerate skips the step where fp16 gradients overflowed.
-    """
+
+def clipped(
+    method: SelfDistillation, optimizer: AcceleratedOptimizer, config: Config, accelerator: Accelerator
+) -> Tensor:
+    """Clip the gradients; returns their norm before."""
     accelerator.unscale_gradients(optimizer)
-    norm = optim.clip(method.student.parameters(), config.optim.clip_mode, config.optim.clip)
+    return optim.clip(method.student.parameters(), config.optim.clip_mode, config.optim.clip)
+
+
+def update_student(method: SelfDistillation, optimizer: AcceleratedOptimizer, values: StepValues) -> None:
+    """Freeze what is frozen, then step; accelerate skips the step where fp16 gradients overflowed."""
     if values.last_layer_frozen:
         optim.freeze(method.student.head.last_layer)
     if values.backbone_frozen:
         optim.freeze(method.student.backbone)
     optimizer.step()
     optimizer.zero_grad()
-    return norm
+
+
+def forget_gradients(optimizer: AcceleratedOptimizer, accelerator: Accelerator) -> None:
+    """Leave a step out; where gradients are scaled, the scale goes down as after an overflow."""
+    if accelerator.scaler is not None:
+        accelerator.scaler.update()
+    optimizer.zero_grad()
 
 
 def on_device(batch: Batch, config: Config, device: torch.device) -> list[Tensor]:

@@ -6,6 +6,8 @@ Each runs the real code on a small scale; for the test that every key of the con
 import hashlib
 import logging
 import multiprocessing
+import resource
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
@@ -23,10 +25,10 @@ from nestling.ssl.data.loader import TrainLoader
 from nestling.ssl.data.order import steps_per_epoch
 from nestling.ssl.data.sources.opening import open_pair, open_source
 from nestling.ssl.distillation import SelfDistillation
-from nestling.ssl.errors import UserError
+from nestling.ssl.errors import Stopped, UserError
 from nestling.ssl.evaluation.online import OnlineKnn
 from nestling.ssl.pretraining import pretrain
-from nestling.ssl.run import checkpoints, log
+from nestling.ssl.run import checkpoints, log, writing
 
 
 def digest(tensor: Tensor) -> str:
@@ -76,6 +78,29 @@ def files(config: Config) -> list[str]:
     run(config)
     out = Path(config.out)
     return sorted(str(path.relative_to(out.parent)) for path in out.rglob("*"))
+
+
+def full_disk(config: Config) -> bool:
+    """Whether a run ends whose first checkpoint finds no room; there is room half a second later."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ended = threading.Event()
+
+    def make_room() -> None:
+        while not ended.wait(0.05) and not (Path(config.out) / "checkpoints").exists():
+            continue
+        ended.wait(0.5)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    maker = threading.Thread(target=make_room)
+    patience, writing.SECONDS_BETWEEN_TRIES = writing.SECONDS_BETWEEN_TRIES, 0.1
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (16_384, hard))
+        maker.start()
+        return "file too large" in beginning(config)
+    finally:
+        ended.set()
+        maker.join()
+        writing.SECONDS_BETWEEN_TRIES = patience
 
 
 def logged(config: Config) -> list[tuple[float, list[str]]]:
@@ -150,7 +175,7 @@ def beginning(config: Config) -> str:
     """How the first step of a run comes about: what it was refused for, if it was."""
     try:
         run(config)
-    except UserError as error:
+    except (UserError, Stopped) as error:
         return str(error)
     return "trained"
 

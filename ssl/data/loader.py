@@ -18,7 +18,7 @@ from nestling.ssl.data.failures import Failure
 from nestling.ssl.data.order import SampleRef, StepSampler
 from nestling.ssl.data.reading import Reader
 from nestling.ssl.data.sources.base import ImageSource
-from nestling.ssl.data.workers import default_workers, end, explained, following, loader_of, room_for
+from nestling.ssl.data.workers import default_workers, end, explained, following, loader_of, room_for, started
 from nestling.ssl.errors import UserError
 from nestling.ssl.randomness import Stream, generator
 from nestling.ssl.views.evaluation import eval_view
@@ -119,7 +119,7 @@ class TrainLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         self.close()
-        self._iterator = iter(self._loader)
+        self._iterator = started(self._loader)
         return self
 
     def __next__(self) -> Batch:
@@ -212,7 +212,7 @@ class EvalLoader:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[EvalBatch]:
-        iterator = iter(self._loader)
+        iterator = started(self._loader)
         try:
             for _ in range(len(self)):
                 batch = following(iterator)

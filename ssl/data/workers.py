@@ -1,10 +1,13 @@
 """Loader processes: how many, how they start, and what is said when one of them dies."""
 
+import multiprocessing
 import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from multiprocessing import resource_tracker, util
+from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 import torch
@@ -17,6 +20,7 @@ from nestling.ssl.errors import UserError
 Item = TypeVar("Item")
 
 MAX_WORKERS = 8
+STOP_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name)]
 NO_SHARED_MEMORY = (
     "shared memory (/dev/shm) is full: loader processes hand batches over there. Give it more (containers: "
     "--shm-size=8g), or lower data.num_workers or train.batch_size; data.num_workers=0 needs none"
@@ -54,6 +58,27 @@ def loader_of(dataset: Dataset, keys: object, workers: int, start_method: str | 
     )
 
 
+def started(loader: DataLoader[Item]) -> Iterator[Item]:
+    """A data loader's iterator, whose processes never see the signals that ask a run to stop.
+
+    A launcher or a terminal sends them to all, and the training process still needs batches to end its
+    step. Children inherit what is blocked here, even those that start as new programs.
+    """
+    if loader.num_workers == 0 or not hasattr(signal, "pthread_sigmask"):
+        return iter(loader)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        if (loader.multiprocessing_context or multiprocessing.get_context()).get_start_method() != "fork":
+            resource_tracker.ensure_running()  # first, as Python lets signals through when it starts that
+            signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        iterator = iter(loader)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    # At exit Python sends SIGTERM to its children and waits, for ever where one doesn't see it.
+    util.Finalize(iterator, _kill, args=(iterator._workers,), exitpriority=1)  # type: ignore[attr-defined]
+    return iterator
+
+
 def following(iterator: Iterator[Item]) -> Item:
     """The next item of a data loader's iterator.
 
@@ -70,17 +95,31 @@ def following(iterator: Iterator[Item]) -> Item:
 
 
 def end(iterator: object) -> None:
-    """End the processes of a data loader's iterator.
+    """End the processes of a data loader's iterator, by force where one is stuck: it ignores SIGTERM.
 
     After one has died, torch's handler of SIGCHLD raises again at every other that ends: not here.
     """
     shut_down = getattr(iterator, "_shutdown_workers", None)
     if shut_down is None:  # no processes
         return
+    with _deaths_expected():
+        shut_down()
+        _kill(getattr(iterator, "_workers", ()))
+
+
+def _kill(processes: Iterable[BaseProcess]) -> None:
+    with _deaths_expected():
+        for process in processes:
+            process.kill()
+
+
+@contextmanager
+def _deaths_expected() -> Iterator[None]:
+    """Without torch's handler of SIGCHLD, which raises."""
     in_main_thread = threading.current_thread() is threading.main_thread()
     handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL) if in_main_thread else None
     try:
-        shut_down()
+        yield
     finally:
         if handler is not None:
             signal.signal(signal.SIGCHLD, handler)

@@ -19,8 +19,8 @@ from nestling.ssl.export.subject import Subject
 from nestling.ssl.export.target import Network, Target
 from nestling.ssl.export.timm import Timm
 from nestling.ssl.export.torch_export import TorchExport
-from nestling.ssl.run.checkpoints import flush_to_disk, share
 from nestling.ssl.run.directory import installed, write_json
+from nestling.ssl.run.disk import flush_to_disk, share
 
 TARGETS: dict[str, Target] = {
     target.name: target for target in (Own(), Timm(), HuggingFace(), Onnx(), TorchExport())

@@ -4,16 +4,21 @@
         student.safetensors  teacher.safetensors  terms.safetensors
         optimizer.pt                    loads with torch.load(weights_only=True)
         trainer.json  config.yaml       plain types and text
+        manifest.json                   size and checksum of each
 
 A folder is written under a hidden name, flushed to disk and renamed; only then do the pointers
 `last` and `best` move and old folders go, so a kill at any instant leaves a complete newest one.
 """
 
+import errno
 import json
+import logging
 import os
 import re
 import shutil
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, fields
+from functools import lru_cache
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -27,6 +32,11 @@ from torch import Tensor
 from nestling.ssl.config import Config
 from nestling.ssl.data.channels import backbone_options
 from nestling.ssl.errors import UserError
+from nestling.ssl.names import printable
+from nestling.ssl.run import manifest
+from nestling.ssl.run.disk import draft_of, flush_to_disk, free_bytes, replaced, share
+
+logger = logging.getLogger("nestling")
 
 TENSORS = ("student", "teacher", "terms")
 LAST, BEST = "last", "best"
@@ -47,15 +57,59 @@ class Checkpoint:
     trainer: dict[str, Any]
     config: str
 
+    def copied(self) -> "Checkpoint":
+        """The same in host memory of its own, which nothing that training does next can change."""
+        return Checkpoint(**{field.name: _copied(getattr(self, field.name)) for field in fields(self)})
+
+    def num_bytes(self) -> int:
+        """What its tensors take."""
+        return sum(_num_bytes(getattr(self, field.name)) for field in fields(self))
+
+
+def _copied(tree: Any) -> Any:
+    if isinstance(tree, Tensor):
+        return tree.detach().to("cpu", copy=True)
+    if isinstance(tree, dict):
+        return {key: _copied(value) for key, value in tree.items()}
+    return type(tree)(_copied(value) for value in tree) if isinstance(tree, list | tuple) else tree
+
+
+def _num_bytes(tree: Any) -> int:
+    if isinstance(tree, Tensor):
+        return tree.nbytes
+    values = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list | tuple) else ()
+    return sum(_num_bytes(value) for value in values)
+
 
 def save(checkpoint: Checkpoint, run: Path, keep_last: int, is_best: bool) -> Path:
     """Write `checkpoint` into the run directory `run`, move the pointers, drop old checkpoints."""
+    final = write(checkpoint, run)
+    settle(run, final, keep_last, is_best)
+    return final
+
+
+def write(checkpoint: Checkpoint, run: Path) -> Path:
+    """Write the folder of `checkpoint`: complete, or nothing is left of it."""
     folder = run / "checkpoints"
     final = folder / f"step_{checkpoint.trainer['step']:08d}"
     draft = folder / f".{final.name}.writing"
-    for litter in folder.glob(".*.writing"):
-        shutil.rmtree(litter)
-    draft.mkdir(parents=True)
+    clear_litter(run)
+    try:
+        draft.mkdir(parents=True)
+        if free_bytes(folder) < checkpoint.num_bytes():  # else it would fill the disk of others too
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(draft))
+        _write_files(checkpoint, draft)
+        if final.exists():  # damaged, and passed over by the run that goes on
+            remove(final)
+        draft.rename(final)
+        flush_to_disk(folder)
+    except BaseException:
+        clear_litter(run)
+        raise
+    return final
+
+
+def _write_files(checkpoint: Checkpoint, draft: Path) -> None:
     metadata = weights_metadata(checkpoint.config)
     for name in TENSORS:
         save_file(
@@ -63,24 +117,26 @@ def save(checkpoint: Checkpoint, run: Path, keep_last: int, is_best: bool) -> Pa
             draft / f"{name}.safetensors",
             metadata,
         )
-    torch.save(checkpoint.optimizer, draft / "optimizer.pt")
+    with (draft / "optimizer.pt").open("wb") as file:  # of a path torch would tell no reason of a failure
+        torch.save(checkpoint.optimizer, file)
     (draft / "trainer.json").write_text(json.dumps(checkpoint.trainer, indent=2, allow_nan=False))
     (draft / "config.yaml").write_text(checkpoint.config, encoding="utf-8")
+    manifest.write(draft)
     for path in draft.iterdir():
         share(path)
     for path in (*draft.iterdir(), draft):
         flush_to_disk(path)
-    if final.exists():  # of a run that was resumed from an earlier step
-        shutil.rmtree(final)
-    draft.rename(final)
-    flush_to_disk(folder)
+
+
+def settle(run: Path, final: Path, keep_last: int, is_best: bool) -> None:
+    """After a checkpoint was written: move the pointers, drop old checkpoints."""
     point(run, LAST, final)
     if is_best:
         point(run, BEST, final)
     rotate(run, keep_last)
-    return final
 
 
+@lru_cache(maxsize=4)
 def weights_metadata(config: str) -> dict[str, str]:
     """What a weights file says of itself: how to build its backbone, whatever becomes of the folder."""
     read: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(config)))
@@ -119,11 +175,15 @@ def load_trainer(path: Path) -> dict[str, Any]:
 
 def point(run: Path, name: str, target: Path) -> None:
     """Let the pointer file `name` hold the path of `target`, relative to the run."""
-    draft = run / f".{name}.writing"
-    draft.write_text(target.relative_to(run).as_posix() + "\n")
-    flush_to_disk(draft)
-    os.replace(draft, run / name)
-    flush_to_disk(run)
+    with replaced(run / name) as draft:
+        draft.write_text(target.relative_to(run).as_posix() + "\n")
+
+
+def recover(run: Path, resumed_from: Path | None) -> None:
+    """At the start of a run: clear what a kill left, and let `last` name what it goes on from."""
+    clear_litter(run)
+    if resumed_from is not None and pointed(run, LAST) != resumed_from:
+        point(run, LAST, resumed_from)
 
 
 def pointed(run: Path, name: str) -> Path | None:
@@ -141,32 +201,75 @@ def saved(run: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
 
 
-def newest(run: Path) -> Path | None:
-    """The last complete checkpoint: a kill between the rename and the pointer loses nothing."""
-    return next(reversed(saved(run)), None)
+def newest(run: Path, names: Collection[str] | None = None) -> Path | None:
+    """The last sound checkpoint: a kill between the rename and the pointer loses nothing.
+
+    Newer ones whose files (or those of `names`) are missing, short or changed are passed over and named.
+
+    Raises:
+        UserError: there are checkpoints, and none is sound.
+    """
+    found = saved(run)
+    for path in reversed(found):
+        if is_sound(path, names):
+            return path
+    if found:
+        fault = manifest.problem(found[-1], names)
+        raise UserError(
+            f"none of the {len(found)} checkpoints in {printable(run / 'checkpoints')} is whole (the newest, "
+            f"{found[-1].name}: {fault}); bring one back from a copy, or train anew"
+        )
+    return None
+
+
+def is_sound(path: Path, names: Collection[str] | None = None) -> bool:
+    """Whether the files of a checkpoint (or those of `names`) are as they were written; else it is said."""
+    fault = manifest.problem(path, names)
+    if fault is not None:
+        _warn_once(f"{printable(path)} is damaged and passed over: {fault}")
+    return fault is None
+
+
+@lru_cache(maxsize=256)
+def _warn_once(message: str) -> None:
+    logger.warning(message)
 
 
 def rotate(run: Path, keep_last: int) -> None:
-    """Delete all but the `keep_last` newest and the best."""
-    best = pointed(run, BEST)
-    for path in saved(run)[:-keep_last]:
-        if path != best:
-            shutil.rmtree(path)
+    """Delete all but the `keep_last` newest, the best and those kept for good.
+
+    Those beyond `last` go too: they were damaged and passed over, and training writes them anew.
+    """
+    best, last = pointed(run, BEST), pointed(run, LAST)
+    found = saved(run)
+    lost = found[found.index(last) + 1 :] if last in found else []
+    old = [path for path in found if path not in lost][:-keep_last]
+    for path in (*lost, *(path for path in old if path != best and not _is_kept(path))):
+        remove(path)
 
 
-def share(path: Path) -> None:
-    """Give a file the rights that the user's umask says: safetensors makes its own for the owner alone."""
-    mask = os.umask(0)
-    os.umask(mask)
-    path.chmod(0o666 & ~mask)
-
-
-def flush_to_disk(path: Path) -> None:
-    """fsync a file or a folder, so that a rename can't overtake its contents."""
-    if os.name == "nt" and path.is_dir():
-        return  # Windows opens no folders and orders renames itself
-    handle = os.open(path, os.O_RDONLY)
+def _is_kept(path: Path) -> bool:
+    """Whether it was saved to be kept for good; one that can't say so is damaged."""
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        return bool(load_trainer(path).get("kept"))
+    except UserError:
+        return False
+
+
+def remove(path: Path) -> None:
+    """Delete a checkpoint: gone at once, so that a kill leaves no half of it under its name.
+
+    A file that another program holds open on a network disk stays hidden until the next checkpoint.
+    """
+    doomed = path.with_name(f".{path.name}.deleting")
+    path.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def clear_litter(run: Path) -> None:
+    """Delete what a kill or a full disk left half written or half deleted."""
+    for litter in (run / "checkpoints").glob(".step_*"):
+        if litter.suffix in (".writing", ".deleting"):
+            shutil.rmtree(litter, ignore_errors=True)
+    for pointer in (LAST, BEST):
+        draft_of(run / pointer).unlink(missing_ok=True)

@@ -12,17 +12,20 @@ from nestling.ssl.config import Config
 from nestling.ssl.data import ledger
 from nestling.ssl.errors import UserError
 from nestling.ssl.run import checkpoints
+from nestling.ssl.run.disk import replaced
 
 RECORDED = ("torch", "torchvision", "lightly", "accelerate", "omegaconf", "faiss-cpu", "numpy", "pillow")
 CONFIG, ENVIRONMENT, LOG, PICTURE = "config.yaml", "environment.json", "log.jsonl", "picture.png"
+NONFINITE = "nonfinite.json"  # the step that was not finite
 TRACKED = "nestling"  # what trackers call the run, and their folder in it
 WRITTEN = (
-    *(CONFIG, ENVIRONMENT, LOG, PICTURE, ledger.FILE, TRACKED),
+    *(CONFIG, ENVIRONMENT, LOG, PICTURE, NONFINITE, ledger.FILE, TRACKED),
     *("checkpoints", checkpoints.LAST, checkpoints.BEST),
 )
 FREE_ON_RESUME = (
-    *("out", "resume", "overwrite", "data.num_workers", "data.start_method", "log.", "train.keep_last"),
-    "train.activation_checkpointing",
+    *("out", "resume", "overwrite", "data.num_workers", "data.start_method", "log."),
+    *("train.keep_last", "train.keep_every", "train.on_full_disk"),
+    *("train.activation_checkpointing", "train.max_hours", "train.on_nan", "expect_world_size"),
     *("data.cache", "data.root", "data.on_error", "data.max_bad_share"),
     *("train.batch_size", "train.accumulation"),  # their product with the processes is compared instead
 )
@@ -118,7 +121,8 @@ def git(*arguments: str) -> str | None:
 
 def write_json(path: Path, content: Any) -> None:
     """Indented, strict JSON."""
-    path.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    with replaced(path) as draft:
+        draft.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def writable(out: Path) -> Path:

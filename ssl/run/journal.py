@@ -1,10 +1,12 @@
 """What happens between the steps of a run: logging, judging, saving."""
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -17,6 +19,7 @@ from nestling.ssl.errors import UserError
 from nestling.ssl.monitors import CollapseMonitor, Throughput, Window
 from nestling.ssl.run.progress import RunProgress
 from nestling.ssl.run.run import Run
+from nestling.ssl.run.stopping import Verdict
 from nestling.ssl.schedules import Schedules, StepValues
 
 logger = logging.getLogger("nestling")
@@ -50,6 +53,7 @@ class Journal:
         self._failures: list[Failure] = []
         self._replaced = 0  # on this process, since the last exchange
         self._replaced_in_epoch = 0  # on all
+        self._skipped_steps = 0  # since the last line
         self.throughput = Throughput()
         self._losses, self._gradients = Window(), Window()
         self._monitor = CollapseMonitor(patience=min(max(schedules.steps_per_epoch, 300), 3000))
@@ -65,10 +69,16 @@ class Journal:
                 self._ledger.keep_in(self.run.path)
                 if first_step == 0:
                     self.run.log(0, {"epoch": 0.0, **self._judged(0)})
+                elif first_step == self.schedules.num_steps:
+                    logger.info(
+                        f"this run is finished: all its {first_step} steps are done, its results follow"
+                    )
                 self.throughput.reset()
                 yield
-        finally:
-            self.run.close()
+        except BaseException:
+            self.run.close(failed=True)
+            raise
+        self.run.close()
 
     def micro_batch(self, batch: Batch, loss: Tensor, metrics: Mapping[str, Tensor]) -> None:
         """Gather the metrics of one micro-batch, and what couldn't be read for it."""
@@ -77,22 +87,30 @@ class Journal:
         self._failures += batch.failures
         self._replaced += batch.replaced
 
-    def step(self, index: int, values: StepValues, gradient_norm: Tensor) -> None:
-        """Log, judge and save what is due after the step `index`, counted from 0."""
+    def step(self, index: int, values: StepValues, gradient_norm: Tensor, verdict: Verdict) -> None:
+        """Log, judge and save what is due after the step `index`, counted from 0; a stop saves."""
         finished, config = index + 1, self.run.config
+        self._skipped_steps += verdict.is_bad
         self._gradients.add({"gradient_norm": gradient_norm})
         self._progress.step(finished)
         judging = self.judge is not None and self._is_due(finished, config.knn.every)
-        saving = self._is_due(finished, config.train.checkpoint_every)
+        saving = self._is_due(finished, config.train.checkpoint_every) or verdict.code != 0
         epoch_ends = finished % self.schedules.steps_per_epoch == 0
         if not (index == 0 or finished % config.log.every == 0 or epoch_ends or judging or saving):
             return
-        record = {**self._read(finished, values), "replaced_images": self._exchanged()}
+        record = {
+            **self._read(finished, values),
+            "replaced_images": self._exchanged(),
+            "skipped_steps": self._skipped_steps,
+        }
+        self._skipped_steps = 0
         if epoch_ends:
             self._end_epoch(finished)
         accuracies = self._judged(finished) if judging else {}
         self.run.log(finished, {**record, **accuracies})
+        self.run.check()
         if saving:
+            self._refuse_broken_weights(finished)
             knn = next(iter(accuracies.values()), None)
             self.run.checkpoint(finished, self.method, self.optimizer, knn)
         self.throughput.reset()
@@ -122,14 +140,8 @@ class Journal:
         return finished % interval == 0 or finished == self.schedules.num_steps
 
     def _read(self, finished: int, values: StepValues) -> dict[str, float]:
-        """The record of the window that ends after `finished` steps; stops a run that went astray."""
-        (losses, bad), (gradients, bad_gradients) = self._losses.read(), self._gradients.read()
-        if bad or (bad_gradients and self.run.accelerator.scaler is None):
-            raise UserError(
-                f"the loss or a gradient was not finite in the last steps before step {finished} "
-                f"(learning rate {values.lr:.2e}); nothing was saved since. Lower optim.lr, set "
-                "optim.clip_mode, or use train.precision=bf16 or fp32, then start again"
-            )
+        """The record of the window that ends after `finished` steps; the means of what was finite."""
+        (losses, _), (gradients, _) = self._losses.read(), self._gradients.read()
         record = {
             "epoch": finished / self.schedules.steps_per_epoch,
             **losses,
@@ -142,6 +154,15 @@ class Journal:
                 logger.warning(warning)
         self._progress.record(finished, record)
         return record
+
+    def _refuse_broken_weights(self, finished: int) -> None:
+        """Save no weights that the step itself made infinite: the checkpoint before is worth more."""
+        weights = [t for t in self.method.state_dict().values() if t.is_floating_point() and t.numel()]
+        if not torch.stack(torch._foreach_norm(weights, math.inf)).isfinite().all():
+            raise UserError(
+                f"weights are not finite after step {finished}, so they are not saved: start again with a "
+                "lower optim.lr, with optim.clip_mode, or with train.precision=bf16 or fp32"
+            )
 
     def _judged(self, finished: int) -> dict[str, float]:
         """k-NN of the teacher's backbone after `finished` steps."""

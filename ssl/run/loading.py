@@ -13,17 +13,21 @@ from nestling.ssl.command_line import read
 from nestling.ssl.config import Config
 from nestling.ssl.data.channels import backbone_options
 from nestling.ssl.errors import UserError
-from nestling.ssl.run import checkpoints
+from nestling.ssl.names import printable
+from nestling.ssl.run import checkpoints, manifest
 
 NETWORKS = ("teacher", "student")
+READ = (*(f"{network}.safetensors" for network in NETWORKS), "config.yaml", "trainer.json")
 PREFIX = "backbone."
 
 
 def find_checkpoint(path: str | Path) -> Path:
     """The checkpoint folder meant by `path`: itself, or of a run directory its best, else its newest.
 
+    Of a run, those whose files are damaged are passed over and named.
+
     Raises:
-        UserError: there is neither.
+        UserError: there is neither, or none is sound.
     """
     path = Path(path)
     if not path.is_dir():
@@ -32,7 +36,8 @@ def find_checkpoint(path: str | Path) -> Path:
         )
     if any((path / f"{network}.safetensors").is_file() for network in NETWORKS):
         return path
-    found = checkpoints.pointed(path, checkpoints.BEST) or checkpoints.newest(path)
+    best = checkpoints.pointed(path, checkpoints.BEST)
+    found = best if best is not None and checkpoints.is_sound(best, READ) else checkpoints.newest(path, READ)
     if found is None:
         raise UserError(
             f"{path} holds no checkpoint: neither weights ({NETWORKS[0]}.safetensors) nor checkpoints/step_*"
@@ -53,6 +58,9 @@ def load_backbone(checkpoint: Path, network: str = "teacher") -> tuple[Backbone,
     weights = checkpoint / f"{network}.safetensors"
     if not weights.is_file():
         raise UserError(f"{weights}: no such file; the checkpoint is not complete")
+    fault = manifest.problem(checkpoint, (weights.name, "config.yaml"))
+    if fault is not None:
+        raise UserError(f"{printable(checkpoint)} is damaged: {fault}; use another checkpoint of the run")
     try:
         tensors = load_file(weights)
     except SafetensorError as error:

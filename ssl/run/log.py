@@ -1,11 +1,16 @@
 """log.jsonl: strict JSON, one line per logged step."""
 
 import json
+import logging
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from nestling.ssl.names import printable
+from nestling.ssl.run import disk
+
+logger = logging.getLogger("nestling")
 
 
 def strict(value: Any) -> Any:
@@ -16,24 +21,38 @@ def strict(value: Any) -> Any:
 
 
 class JsonLog:
-    """Appends records and flushes each, so a killed run keeps what it said."""
+    """Appends records and flushes each, so a killed run keeps what it said.
+
+    On a full disk the records wait in memory: whether the run ends is for its checkpoints to say.
+    """
 
     def __init__(self, path: Path, last_step: int | None = None) -> None:
         """Open for appending; lines after `last_step` belong to work that was lost, without it all do."""
         if path.exists():
             kept = [record for record in read(path) if last_step is not None and record["step"] <= last_step]
-            draft = path.with_suffix(".writing")
-            draft.write_text("".join(line(record) for record in kept), encoding="utf-8")
-            os.replace(draft, path)
-        self._file = path.open("a", encoding="utf-8")
+            with disk.replaced(path) as draft:
+                draft.write_text("".join(line(record) for record in kept), encoding="utf-8")
+        self._file = path.open("ab", buffering=0)
+        self._pending = bytearray()
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Add one line."""
-        self._file.write(line(record))
-        self._file.flush()
+        waiting = bool(self._pending)
+        self._pending += line(record).encode()
+        try:
+            while self._pending:
+                del self._pending[: self._file.write(self._pending)]
+        except OSError as error:
+            if error.errno not in disk.FULL:
+                raise
+            if not waiting:
+                logger.warning(f"{printable(self._file.name)} waits for room: {error.strerror}")
 
     def close(self) -> None:
         """Close the file."""
+        if self._pending:
+            lines = self._pending.count(b"\n")
+            logger.warning(f"{printable(self._file.name)} lacks its last lines ({lines}): there was no room")
         self._file.close()
 
 

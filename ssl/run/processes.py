@@ -2,8 +2,10 @@
 
 import logging
 import os
+import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -19,7 +21,7 @@ from accelerate.utils import (
 from torch import nn
 
 from nestling.ssl.config import Config
-from nestling.ssl.distributed import computes_on_cpu, processes_here, usable_cpus
+from nestling.ssl.distributed import computes_on_cpu, is_distributed, processes_here, usable_cpus
 from nestling.ssl.errors import UserError
 
 logger = logging.getLogger("nestling")
@@ -34,6 +36,12 @@ HARMLESS = {
     "Grad strides do not match bucket view strides": UserWarning,
 }
 
+# What gloo and NCCL say of a process that they can no longer reach.
+GONE = re.compile(
+    r"closed by (remote )?peer|connection (reset|refused)|broken pipe|remote process exited|gloo.*timed out",
+    re.IGNORECASE | re.DOTALL,
+)
+
 
 def start(config: Config) -> Accelerator:
     """Join the processes that the launcher started, each on its device.
@@ -42,10 +50,11 @@ def start(config: Config) -> Accelerator:
     process 0 at every forward.
 
     Raises:
-        UserError: a precision or tracker that can't be had here.
+        UserError: another number of processes than expected, a precision or tracker that can't be had here.
     """
     for message, category in HARMLESS.items():
         warnings.filterwarnings("ignore", message, category)
+    check_world_size(config.expect_world_size)
     check_trackers(config.log.trackers)
     precision = resolved_precision(config.train.precision)
     return join(
@@ -78,6 +87,30 @@ def join(handlers: Sequence[KwargsHandler] = (), **settings: Any) -> Accelerator
             "start with `torchrun --nproc_per_node N` or `accelerate launch --num_processes N`"
         )
     return accelerator
+
+
+def check_world_size(expected: int | None) -> None:
+    """Refuse another number of processes than expected: a launcher that starts fewer says nothing."""
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if expected is not None and started != expected:
+        raise UserError(
+            f"expect_world_size={expected}, but the launcher started {started}: start with `torchrun "
+            "--nproc_per_node N` or `accelerate launch --num_processes N`, N per machine, or change the key"
+        )
+
+
+@contextmanager
+def gone_explained() -> Iterator[None]:
+    """Say in one sentence that another process is gone: its own words are the ones that matter."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_distributed() or not GONE.search(str(error)):
+            raise
+        raise UserError(
+            "another process of this run has ended, so this one can't go on; if it said why, that stands "
+            "above; resume=auto goes on from the last checkpoint"
+        ) from error
 
 
 def check_trackers(names: list[str]) -> None:

@@ -14,10 +14,14 @@ from torch.optim import Optimizer
 
 from nestling.ssl import command_line
 from nestling.ssl.config import Config
+from nestling.ssl.data.order import steps_per_epoch
 from nestling.ssl.distillation import SelfDistillation
+from nestling.ssl.distributed import failing_together
 from nestling.ssl.errors import UserError
 from nestling.ssl.run import checkpoints, directory
+from nestling.ssl.run.disk import replaced
 from nestling.ssl.run.log import JsonLog
+from nestling.ssl.run.writing import CheckpointWriter
 
 logger = logging.getLogger("nestling")
 
@@ -38,6 +42,12 @@ class Run:
         self.best: float | None = None
         self.resumed_from = self._claim()
         self._log: JsonLog | None = None
+        self._writer = CheckpointWriter(self.path, config.train.keep_last, config.train.on_full_disk)
+        self._saved_step = 0
+        # Counted in steps, so that no rounding decides what is kept.
+        self._kept_interval = config.train.keep_every * steps_per_epoch(
+            num_images, config, accelerator.num_processes
+        )
         if config.log.trackers:
             settings = {key: str(value) for key, value in flat(asdict(config)).items()}
             accelerator.init_trackers(directory.TRACKED, config=settings)
@@ -66,7 +76,8 @@ class Run:
             self._compare(checkpoints.load_trainer(resumed_from))
         directory.write_json(self.path / directory.ENVIRONMENT, directory.environment())
         plain = replace(self.config, resume="never", overwrite=False)
-        command_line.write(plain, self.path / directory.CONFIG)
+        with replaced(self.path / directory.CONFIG) as draft:
+            command_line.write(plain, draft)
 
     def _compare(self, trainer: Mapping[str, Any]) -> None:
         """Refuse other images, or another number of them per step, than the run began with."""
@@ -96,9 +107,12 @@ class Run:
             self.best = checkpoint.trainer["best"]
             step = checkpoint.trainer["step"]
             logger.info(f"resuming from {self.resumed_from} after step {step}")
-        if self.is_main:
-            resumed = self.resumed_from is not None
-            self._log = JsonLog(self.path / directory.LOG, last_step=step if resumed else None)
+        self._saved_step = step
+        with failing_together():
+            if self.is_main:
+                checkpoints.recover(self.path, self.resumed_from)
+                resumed = self.resumed_from is not None
+                self._log = JsonLog(self.path / directory.LOG, last_step=step if resumed else None)
         return step
 
     def log(self, step: int, record: Mapping[str, Any]) -> None:
@@ -111,36 +125,74 @@ class Run:
     def checkpoint(
         self, step: int, method: SelfDistillation, optimizer: Optimizer, knn: float | None
     ) -> None:
-        """Save after `step` finished steps; `knn` is the accuracy measured there, if it was."""
+        """Save after `step` finished steps; `knn` is the accuracy measured there, if it was.
+
+        It is copied now and written while training goes on.
+
+        Raises:
+            UserError: on every process alike, where the one before could not be written.
+        """
         is_best = knn is not None and (self.best is None or knn >= self.best)
         self.best = knn if is_best else self.best
-        if self.is_main:
-            scaler = self.accelerator.scaler
-            content = checkpoints.Checkpoint(
-                student=method.student.state_dict(),
-                teacher=method.teacher.state_dict(),
-                terms=method.terms.state_dict(),
-                optimizer=optimizer.state_dict(),
-                trainer={
-                    "step": step,
-                    **self.facts,
-                    "num_processes": self.accelerator.num_processes,
-                    "best": self.best,
-                    "scaler": scaler.state_dict() if scaler is not None else None,
-                    "torch": torch.__version__,
-                },
-                config=(self.path / directory.CONFIG).read_text(encoding="utf-8"),
-            )
-            checkpoints.save(content, self.path, self.config.train.keep_last, is_best)
-        self.accelerator.wait_for_everyone()
+        interval = self._kept_interval
+        is_kept = interval > 0 and step // interval > self._saved_step // interval
+        self._saved_step = step
+        with failing_together():
+            if self.is_main:
+                self._writer.write(self._content(step, method, optimizer, is_kept), is_best)
 
-    def close(self) -> None:
-        """End the log and the trackers; the processes stay together, as results are still to be shared."""
-        if self._log is not None:
-            self._log.close()
-        for tracker in self.accelerator.trackers:
-            tracker.finish()
-        self.accelerator.trackers = []
+    def _content(
+        self, step: int, method: SelfDistillation, optimizer: Optimizer, is_kept: bool
+    ) -> checkpoints.Checkpoint:
+        """What is saved, still shared with training."""
+        scaler = self.accelerator.scaler
+        return checkpoints.Checkpoint(
+            student=method.student.state_dict(),
+            teacher=method.teacher.state_dict(),
+            terms=method.terms.state_dict(),
+            optimizer=optimizer.state_dict(),
+            trainer={
+                "step": step,
+                **self.facts,
+                "num_processes": self.accelerator.num_processes,
+                "best": self.best,
+                "kept": is_kept,
+                "scaler": scaler.state_dict() if scaler is not None else None,
+                "torch": torch.__version__,
+            },
+            config=(self.path / directory.CONFIG).read_text(encoding="utf-8"),
+        )
+
+    def check(self) -> None:
+        """Now and then: a checkpoint that can't be written ends the run before the next one is due.
+
+        Raises:
+            UserError: on every process alike.
+        """
+        with failing_together():
+            self._writer.check()
+
+    def close(self, failed: bool = False) -> None:
+        """End the checkpoints, the log and the trackers.
+
+        The processes stay together, as results are still to be shared; those of a run that `failed`
+        no longer wait for each other.
+
+        Raises:
+            UserError: on every process alike, where the last checkpoint could not be written.
+        """
+        try:
+            if failed:
+                self._writer.give_up()
+            else:
+                with failing_together():
+                    self._writer.wait()
+        finally:
+            if self._log is not None:
+                self._log.close()
+            for tracker in self.accelerator.trackers:
+                tracker.finish()
+            self.accelerator.trackers = []
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

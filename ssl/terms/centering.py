@@ -37,5 +37,9 @@ class Center(nn.Module):
         """Fold in all that was gathered since the last step, by all processes."""
         gathered = summed(torch.cat([self.total, self.count[None]]))
         self.center.lerp_(gathered[:-1] / gathered[-1], 1 - self.momentum)
+        self.discard()
+
+    def discard(self) -> None:
+        """Forget what was gathered since the last step."""
         self.total.zero_()
         self.count.zero_()

@@ -80,3 +80,6 @@ class DinoTerm(Term):
 
     def update(self) -> None:
         self.center.update()
+
+    def discard(self) -> None:
+        self.center.discard()

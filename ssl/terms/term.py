@@ -39,3 +39,6 @@ class Term(nn.Module, ABC):
 
     def update(self) -> None:
         """Called once per step, after the optimizer."""
+
+    def discard(self) -> None:
+        """Called instead where a step is left out: forget what its forward passes gathered."""

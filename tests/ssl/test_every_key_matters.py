@@ -18,6 +18,7 @@ from config_observers import (
     checkpointed,
     console,
     files,
+    full_disk,
     judged_images,
     learned,
     loader_processes,
@@ -84,6 +85,7 @@ class Effect(NamedTuple):
 
 
 SGD = {"optim.name": "sgd"}
+DIVERGING = {**SGD, "optim.lr": "1e38", "optim.lr_scaling": "none", "optim.clip_mode": "none"}
 CLIPPED = {**SGD, "optim.clip": "1e-3"}
 SOLARIZED = {"views.global_solarize": "[1, 1]"}
 FORKED = {"data.num_workers": "1", "data.start_method": "fork"}
@@ -99,6 +101,7 @@ EFFECTS = [
     Effect("allow_partial", "[norm.weight]", beginning, {"init_from": "{partial}"}),
     Effect("resume", "auto", second_start),
     Effect("overwrite", "true", second_start),
+    Effect("expect_world_size", "2", beginning),
     Effect("terms", "{{dino: 2}}", learned, SGD),
     Effect("data.train", "{other}", split),
     Effect("data.val", "{other}", split),
@@ -180,6 +183,10 @@ EFFECTS = [
     Effect("train.precision", "bf16", learned),
     Effect("train.checkpoint_every", "2", files),
     Effect("train.keep_last", "1", files),
+    Effect("train.keep_every", "1", files, {"train.keep_last": "1"}),
+    Effect("train.max_hours", "0", beginning),
+    Effect("train.on_nan", "skip", beginning, DIVERGING),
+    Effect("train.on_full_disk", "wait", full_disk),
     Effect("knn.every", "1", logged),
     Effect("knn.k", "[3, 1]", accuracies),
     Effect("knn.temperature", "1e-3", accuracies, ALL_VOTE),
@@ -194,7 +201,8 @@ EFFECTS = [
     Effect("log.progress", "plain", console),
     Effect("log.trackers", "[tensorboard]", files),
 ]
-SLOW = {"data.start_method", "log.trackers"}  # a spawned process imports torch; tensorboard takes a second
+# A spawned process imports torch, a full disk is waited for, tensorboard takes a second.
+SLOW = {"data.start_method", "train.on_full_disk", "log.trackers"}
 
 
 @pytest.fixture(scope="module")

@@ -268,7 +268,9 @@ def test_a_student_sees_every_size_of_a_list_and_one_size_at_a_time(image_folder
     settings.views.global_size, settings.views.local_size = [12, 16, 20], [8, 12]
     _, records = trained(settings)
     steps = len(records) - 1
-    large, small = Witness.shown[::2], Witness.shown[1::2]
+    tried = Witness.shown[:2]
+    assert [shape[2:] for shape in tried] == [(12, 12), (8, 8)], "the smallest sizes, before the first step"
+    large, small = Witness.shown[2::2], Witness.shown[3::2]
     assert len(large) == len(small) == steps
     assert set(large) == {(2 * 8, 3, side, side) for side in (12, 16, 20)}
     assert set(small) == {(2 * 8, 3, side, side) for side in (8, 12)}

@@ -66,6 +66,12 @@ def test_where_it_runs_and_what_it_logs_may_change():
     )
 
 
+def test_which_checkpoints_stay_and_what_a_full_disk_means_may_change():
+    old = {"train.keep_last": 2, "train.keep_every": 0, "train.on_full_disk": "stop"}
+    new = {"train.keep_last": 1, "train.keep_every": 5, "train.on_full_disk": "wait"}
+    directory.refuse_changes(old, new, "runs/x")
+
+
 def test_the_environment_names_versions_and_revision():
     record = directory.environment()
     assert record["packages"]["torch"].count(".") >= 2

@@ -2,6 +2,7 @@ import json
 import math
 
 import pytest
+from full_disks import files_of_at_most
 
 from nestling.ssl.run.log import JsonLog, read
 
@@ -35,3 +36,28 @@ def test_a_run_without_a_checkpoint_starts_its_log_anew(tmp_path):
     path.write_text('{"step": 0}\n{"step": 1}\n')
     JsonLog(path).close()
     assert read(path) == []
+
+
+def test_on_a_full_disk_lines_wait_and_none_is_lost_or_torn(tmp_path, caplog):
+    path = tmp_path / "log.jsonl"
+    log = JsonLog(path)
+    log.write({"step": 0})
+    with files_of_at_most(20):
+        for step in (1, 2, 3):
+            log.write({"step": step})
+    assert path.stat().st_size == 20, "a line was cut by the limit"
+    log.write({"step": 4})
+    log.close()
+    assert [record["step"] for record in read(path)] == [0, 1, 2, 3, 4]
+    assert len(path.read_text().splitlines()) == 5
+    assert caplog.text.count("waits for room: File too large") == 1
+
+
+def test_lines_that_found_no_room_at_the_end_are_counted(tmp_path, caplog):
+    log = JsonLog(tmp_path / "log.jsonl")
+    with files_of_at_most(20):
+        for step in (0, 1, 2):
+            log.write({"step": step})
+        log.close()
+    assert "log.jsonl lacks its last lines (2)" in caplog.text
+    assert [record["step"] for record in read(tmp_path / "log.jsonl")] == [0]

@@ -64,3 +64,35 @@ def test_the_launchers_choice_of_the_cpu_holds_for_precision_and_loaders(monkeyp
     assert default_workers() == 0
     with pytest.raises(UserError, match="fp16"):
         processes.resolved_precision("fp16")
+
+
+@pytest.mark.parametrize(("started", "expected"), [(1, 2), (4, 8), (2, 1)])
+def test_another_number_of_processes_than_expected_is_refused(monkeypatch, started, expected):
+    monkeypatch.setenv("WORLD_SIZE", str(started))
+    with pytest.raises(UserError, match=f"expect_world_size={expected}, but the launcher started {started}"):
+        processes.check_world_size(expected)
+    processes.check_world_size(started)
+    processes.check_world_size(None)
+
+
+@pytest.mark.parametrize(
+    ("said", "is_gone"),
+    [
+        ("[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:23416", True),
+        ("[../gloo/transport/tcp/buffer.cc:72] Timed out waiting 1800000ms for recv operation", True),
+        (
+            "NCCL error in: ProcessGroupNCCL.cpp, ncclRemoteError: A call failed possibly due to a network "
+            "error or a remote process exiting prematurely. Connection closed by remote peer node2<51562>",
+            True,
+        ),
+        ("mat1 and mat2 shapes cannot be multiplied (4x3 and 4x3)", False),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", False),
+    ],
+)
+def test_what_the_transports_say_of_a_process_that_is_gone_is_known(said, is_gone):
+    assert bool(processes.GONE.search(said)) == is_gone
+
+
+def test_an_error_of_a_lone_process_is_its_own():
+    with pytest.raises(RuntimeError, match=r"^Connection closed by peer$"), processes.gone_explained():
+        raise RuntimeError("Connection closed by peer")

@@ -1,0 +1,116 @@
+"""Checkpoints written while training goes on: copied first, then saved by a thread, one at a time.
+
+The thread only serialises and writes: it draws nothing and computes nothing, so training can't tell.
+"""
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event, Thread
+from typing import TypeVar
+
+from nestling.ssl.errors import UserError
+from nestling.ssl.names import printable
+from nestling.ssl.run import checkpoints, disk
+from nestling.ssl.run.checkpoints import Checkpoint
+
+logger = logging.getLogger("nestling")
+
+SECONDS_BETWEEN_TRIES = 5.0  # while a full disk is waited for
+
+Result = TypeVar("Result")
+
+
+class CheckpointWriter:
+    """Saves the checkpoints of the run directory `run`.
+
+    `on_full_disk` is `stop` or `wait`. What goes wrong in the thread is raised by the next call.
+    """
+
+    def __init__(self, run: Path, keep_last: int, on_full_disk: str) -> None:
+        self._run, self._keep_last, self._waits = run, keep_last, on_full_disk == "wait"
+        self._thread: Thread | None = None
+        self._error: Exception | None = None
+        self._giving_up = Event()
+
+    def write(self, checkpoint: Checkpoint, is_best: bool) -> None:
+        """Copy `checkpoint` and begin to save it, once the one before is saved.
+
+        Raises:
+            UserError: the one before could not be saved.
+        """
+        self.wait()
+        self._thread = Thread(target=self._save, args=(checkpoint.copied(), is_best), name="checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Return when nothing is being saved any more.
+
+        Raises:
+            UserError: it could not be saved.
+        """
+        if self._thread is not None:
+            try:
+                self._thread.join()
+            except BaseException:  # Ctrl-C: else Python would wait for room before it exits
+                self._giving_up.set()
+                raise
+            self._thread = None
+        self.check()
+
+    def check(self) -> None:
+        """Return at once, whether or not something is being saved.
+
+        Raises:
+            UserError: the last checkpoint could not be saved.
+        """
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def give_up(self) -> None:
+        """The end of a run that failed: finish what can be saved now, and only tell what can't."""
+        self._giving_up.set()
+        try:
+            self.wait()
+        except UserError as error:
+            logger.error(str(error))
+
+    def _save(self, checkpoint: Checkpoint, is_best: bool) -> None:
+        try:
+            final = self._tried(checkpoint, lambda: checkpoints.write(checkpoint, self._run))
+            self._tried(checkpoint, lambda: checkpoints.settle(self._run, final, self._keep_last, is_best))
+        except Exception as error:
+            self._error = error
+
+    def _tried(self, checkpoint: Checkpoint, action: Callable[[], Result]) -> Result:
+        """Do it, where the disk is full again and again if so configured."""
+        waited = False
+        while True:
+            try:
+                result = action()
+                break
+            except Exception as error:
+                number = disk.reason(error)
+                if number is None:
+                    raise
+                told = self._told(checkpoint, number)
+                if number not in disk.FULL or not self._waits or self._giving_up.is_set():
+                    last = checkpoints.pointed(self._run, checkpoints.LAST)
+                    kept = f"{last.name} is whole" if last is not None else "none was saved before"
+                    raise UserError(f"{told}; {kept}. Make room, then go on with resume=auto") from error
+            if not waited:
+                logger.warning(f"{told}; training waits for room before the next one")
+            waited = True
+            self._giving_up.wait(SECONDS_BETWEEN_TRIES)
+        if waited:
+            logger.info(f"there is room again for the checkpoint of step {checkpoint.trainer['step']}")
+        return result
+
+    def _told(self, checkpoint: Checkpoint, number: int) -> str:
+        needed, free = disk.size(checkpoint.num_bytes()), disk.size(disk.free_bytes(self._run))
+        return (
+            f"the checkpoint of step {checkpoint.trainer['step']} can't be written to "
+            f"out={printable(self._run)}: {os.strerror(number).lower()} (it takes {needed}, {free} are free)"
+        )

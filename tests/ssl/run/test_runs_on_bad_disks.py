@@ -1,0 +1,153 @@
+"""Whole runs whose checkpoints are damaged or find no room."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from config_observers import run as pretrained
+from full_disks import SMALL_DISK, can_mount, files_of_at_most
+from image_folder import write_image_folder
+
+from nestling.ssl import config as schema
+from nestling.ssl.config import Config
+from nestling.ssl.errors import UserError
+from nestling.ssl.run import checkpoints
+
+
+def config(out, **train) -> Config:
+    return Config(
+        out=str(out),
+        data=schema.Data(train=str(out.parent / "images"), num_workers=0, holdout=0.25),
+        backbone=schema.Backbone(
+            "xcit_nano_12_p4", 0.1, options={"embed_dim": 16, "depth": 1, "num_heads": 2}
+        ),
+        views=schema.Views(global_size=[16], num_local=2, local_size=[8]),
+        head=schema.Head(num_prototypes=24, hidden_dim=16, bottleneck_dim=8),
+        teacher=schema.Teacher(temperature_warmup_epochs=0),
+        optim=schema.Optim(lr=1e-3, lr_scaling="none", warmup_epochs=0),
+        train=schema.Train(**{"epochs": 4, "batch_size": 4, "precision": "fp32", "keep_last": 9, **train}),
+        knn=schema.Knn(every=0),
+        log=schema.Log(every=1, progress="none"),
+    )
+
+
+def test_every_nth_epoch_is_kept_for_good_and_so_it_is_after_a_restart(tmp_path):
+    write_image_folder(tmp_path / "images", classes=2, per_class=8, size=20)
+    settings = config(tmp_path / "run", epochs=5, keep_last=1, keep_every=2)
+
+    def saved():
+        return [path.name for path in checkpoints.saved(tmp_path / "run")]
+
+    pretrained(settings)
+    assert saved() == ["step_00000006", "step_00000012", "step_00000015"]
+    for name in saved()[1:]:
+        shutil.rmtree(tmp_path / "run/checkpoints" / name)
+    settings.resume = "auto"
+    pretrained(settings)
+    assert saved() == ["step_00000006", "step_00000012", "step_00000015"]
+
+
+def test_a_run_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before_to_the_same_end(
+    tmp_path, capsys
+):
+    write_image_folder(tmp_path / "images", classes=2, per_class=8, size=20)
+    settings, out = config(tmp_path / "run"), tmp_path / "run"
+    pretrained(settings)
+    whole = checkpoints.load(checkpoints.newest(out))
+    first, second, third, fourth = checkpoints.saved(out)
+    (fourth / "optimizer.pt").write_bytes((fourth / "optimizer.pt").read_bytes()[:-100])
+    (third / "teacher.safetensors").unlink()
+    (out / ".best.writing").write_text("")
+    settings.resume = "auto"
+    said = pretrained(settings)
+    assert "step_00000012 is damaged and passed over: optimizer.pt has" in said
+    assert "step_00000009 is damaged and passed over: teacher.safetensors is missing" in said
+    assert re.search("resuming from .*step_00000006 after step 6", said)
+    assert checkpoints.saved(out) == [first, second, third, fourth]
+    assert not list(out.rglob(".*"))
+    resumed = checkpoints.load(fourth)
+    for name in checkpoints.TENSORS:
+        left, right = getattr(whole, name), getattr(resumed, name)
+        assert left.keys() == right.keys()
+        assert all(torch.equal(left[key], right[key]) for key in left)
+    assert all(
+        torch.equal(value, resumed.optimizer["state"][index][key])
+        for index, state in whole.optimizer["state"].items()
+        for key, value in state.items()
+    )
+
+
+def test_a_run_without_a_sound_checkpoint_is_refused_in_one_sentence(tmp_path):
+    write_image_folder(tmp_path / "images", classes=2, per_class=8, size=20)
+    settings = config(tmp_path / "run", epochs=2)
+    pretrained(settings)
+    for folder in checkpoints.saved(tmp_path / "run"):
+        (folder / "student.safetensors").write_bytes(b"")
+    settings.resume = "auto"
+    with pytest.raises(UserError, match=r"none of the 2 checkpoints in .* is whole"):
+        pretrained(settings)
+
+
+def test_a_full_disk_ends_a_run_in_one_sentence_and_it_goes_on_when_there_is_room(tmp_path):
+    write_image_folder(tmp_path / "images", classes=2, per_class=8, size=20)
+    alone, settings = config(tmp_path / "alone", epochs=2), config(tmp_path / "run", epochs=2)
+    pretrained(alone)
+    with files_of_at_most(20_000), pytest.raises(UserError) as caught:
+        pretrained(settings)
+    assert re.search(r"step 3 can't be written to out=.*: file too large \(it takes", str(caught.value))
+    assert str(caught.value).endswith("Make room, then go on with resume=auto")
+    assert not list((tmp_path / "run" / "checkpoints").iterdir())
+    settings.resume = "auto"
+    pretrained(settings)
+    whole, resumed = (
+        checkpoints.load(checkpoints.newest(tmp_path / name)).student for name in ("alone", "run")
+    )
+    assert all(torch.equal(whole[key], resumed[key]) for key in whole)
+
+
+RECIPE = [
+    *("recipes/dino_xcit.py", "backbone.name=xcit_nano_12_p4", "data.num_workers=0", "log.progress=plain"),
+    *("backbone.options={embed_dim: 16, depth: 2, num_heads: 2}", "train.epochs=2", "knn.every=0"),
+    *("views.global_size=16", "views.local_size=8", "views.num_local=2", "train.batch_size=4"),
+    *("head.hidden_dim=32", "head.bottleneck_dim=16", "optim.warmup_epochs=1"),
+    "teacher.temperature_warmup_epochs=1",
+]
+
+
+def printed(command, repository) -> tuple[int, str]:
+    done = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=120, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_a_full_disk_ends_all_processes_of_a_run(tmp_path, repository):
+    data = write_image_folder(tmp_path / "images", classes=2, per_class=8, size=20)
+    torchrun = [str(Path(sys.executable).parent / "torchrun"), "--standalone", "--nproc_per_node", "2"]
+    limited = ["bash", "-c", 'ulimit -f 20 && exec "$@"', "bash"]  # of 1024 bytes
+    settings = [f"data.train={data}", f"out={tmp_path / 'run'}", "head.num_prototypes=512"]
+    code, said = printed([*limited, *torchrun, *RECIPE, *settings], repository)
+    assert code != 0
+    assert "error: the checkpoint of step 1 can't be written to out=" in said, said
+    assert said.count("can't be written") == 1
+    assert not list((tmp_path / "run/checkpoints").iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_mount(), reason="needs the right to mount a small disk")
+def test_a_disk_too_small_is_refused_before_the_run_directory_is_made(tmp_path, repository):
+    data = write_image_folder(tmp_path / "images", classes=2, per_class=8, size=20)
+    small = tmp_path / "disk"
+    small.mkdir()
+    start = [*SMALL_DISK, str(small), "sh", "-c", '"$@"; code=$?; ls "$0"; exit $code', str(small)]
+    settings = [f"data.train={data}", f"out={small / 'run'}", "head.num_prototypes=50000"]
+    code, said = printed([*start, sys.executable, *RECIPE, *settings], repository)
+    assert code == 2
+    assert re.search(
+        r"error: out=.*/run: the disk has 4\.19 MB free and two checkpoints of this run take \d\d\.\d MB;",
+        said,
+    ), said
+    assert "\nrun" not in said, "nothing was made"
