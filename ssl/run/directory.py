@@ -12,9 +12,10 @@ from nestling.ssl.config import Config
 from nestling.ssl.data import ledger
 from nestling.ssl.errors import UserError
 from nestling.ssl.run import checkpoints
+from nestling.ssl.run.marks import ENVIRONMENT, is_run
 
 RECORDED = ("torch", "torchvision", "lightly", "accelerate", "omegaconf", "faiss-cpu", "numpy", "pillow")
-CONFIG, ENVIRONMENT, LOG, PICTURE = "config.yaml", "environment.json", "log.jsonl", "picture.png"
+CONFIG, LOG, PICTURE = "config.yaml", "log.jsonl", "picture.png"
 TRACKED = "nestling"  # what trackers call the run, and their folder in it
 WRITTEN = (
     *(CONFIG, ENVIRONMENT, LOG, PICTURE, ledger.FILE, TRACKED),
@@ -50,15 +51,6 @@ def claim(config: Config) -> Path | None:
     except OSError as error:
         raise UserError(f"out={out} can't be used: {error.strerror} ({error.filename})") from error
     return checkpoints.newest(out)
-
-
-def is_run(folder: Path) -> bool:
-    """Whether nestling wrote a run there: many programs write a config.yaml, none our environment.json."""
-    try:
-        content = json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(content, dict) and "nestling" in content
 
 
 def delete_run(folder: Path) -> None:
