@@ -58,7 +58,7 @@ class Ledger:
         if unreadable_images > self.max_share * self.num_images:
             raise UserError(
                 f"{unreadable_images} of {self.num_images} images can't be read{such_as}, more than "
-                f"data.max_bad_share={self.max_share} allows; repair or remove them, or raise it (at most 0.5)"
+                f"data.max_bad_share={self.max_share} allows; repair or remove them, or raise it (up to 0.5)"
             )
 
     def paths(self) -> list[str]:

@@ -43,8 +43,9 @@ def warn_of_shallow(config: Config) -> None:
     depths = depths_of(config.data, DECODED)
     window = suggested_window(depths)
     if window is not None:
+        kinds, values = ", ".join(depths), f"{window[0]:g} to {window[1]:g}"
         logger.warning(
-            f"images of {', '.join(depths)} hold values from {window[0]:g} to {window[1]:g} (of {DECODED} looked "
-            "at), which don't fit the range they are scaled from: gray levels are lost, or images scaled unlike "
-            "each other; set data.window (recipes/measure_data.py looks at all images)"
+            f"images of {kinds} hold values from {values} (of {DECODED} looked at), which don't fit the "
+            "range they are scaled from: gray levels are lost, or images scaled unlike each other; set "
+            "data.window (recipes/measure_data.py looks at all images)"
         )

@@ -26,7 +26,8 @@ def matched_labels(train: ImageSource, val: ImageSource) -> tuple[np.ndarray, np
     """
     train_labels, train_names = _labels_of(train, "data.train")
     val_labels, val_names = _labels_of(val, "data.val")
-    number_of = {name: number for number, name in enumerate(train_names)}
+    filled = np.unique(train_labels).tolist()  # filtering can empty a class, for which nothing would vote
+    number_of = {train_names[number]: number for number in filled}
     unknown = [name for name in val_names if name not in number_of]
     renumbered = np.array([number_of.get(name, -1) for name in val_names], np.int64)
     labels = renumbered[val_labels]

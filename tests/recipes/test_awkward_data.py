@@ -114,7 +114,9 @@ def test_training_and_knn_name_each_bad_file_once_and_use_all_others(
 def test_more_bad_files_than_allowed_end_the_run_in_one_line(awkward, tmp_path, repository):
     given = [f"data.train={awkward.root}", f"out={tmp_path / 'run'}", "data.num_workers=0"]
     said = started([*ALONE, "recipes/dino_xcit.py", *given, *TINY, "data.max_bad_share=0.1"], repository, 2)
-    assert "images can't be read, more than data.max_bad_share=0.1 allows" in said.splitlines()[-1]
+    last = said.splitlines()[-1]
+    assert " of 43 images can't be read" in last
+    assert "more than data.max_bad_share=0.1 allows" in last
     assert "Traceback" not in said
 
 

@@ -125,3 +125,12 @@ def test_names_are_shown_on_one_line(tmp_path, caplog):
         labels = matched_labels(train, mixed)[1]
     assert np.array_equal(np.sort(labels), [-1, 1])
     assert r": \nx" in caplog.text
+
+
+def test_a_class_that_filtering_has_emptied_in_training_is_as_if_it_were_not_there(tmp_path, caplog):
+    train = Folder(plant(tmp_path / "train", "a/1.png", "b/1.png", "c/1.png"))
+    val = Folder(plant(tmp_path / "val", "a/1.png", "b/1.png", "c/1.png"))
+    _, labels, names = matched_labels(Subset(train, [0, 2]), val)
+    assert labels.tolist() == [0, -1, 2]
+    assert names == ["a", "b", "c"]
+    assert "of 1 classes that data.train lacks: b" in caplog.text
