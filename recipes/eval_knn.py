@@ -17,7 +17,7 @@ from nestling.ssl.errors import UserError
 
 @dataclass
 class EvalData:
-    """Labelled images: one folder per class, classes matched by name."""
+    """Labelled images, such as one folder per class; classes are matched by name."""
 
     train: str | None = key(None, "images that vote; null: as the run had it")
     val: str | None = key(None, "images that are judged; null: as the run had it")
@@ -27,6 +27,11 @@ class EvalData:
         "unreadable images: leave out, or stop; null: as the run had it",
         choices=("skip", "raise"),
     )
+    max_bad_share: float | None = key(
+        None, "unreadable share of the images at which it stops; null: as the run had it", low=0, high=0.5
+    )
+    root: str | None = key(None, "where the files of torchvision:NAME lie; null: as the run had it")
+    cache: str | None = key(None, "folder that remembers what a scan found; null: as the run had it")
 
 
 @dataclass
@@ -82,7 +87,7 @@ def main(argv: list[str]) -> None:
     if val is None:
         raise UserError(
             f"k-NN needs labels and data.train={train.name} has none to hold out; "
-            "give data.train and data.val, each a folder of class folders"
+            "give data.train and data.val, such as folders of class folders, or lists with labels"
         )
     config.knn.max_train, config.knn.max_val = len(train), len(val)
     place = (accelerator.process_index, accelerator.num_processes)
@@ -108,11 +113,10 @@ def report(
     settings: EvalKnn, checkpoint: Path, out: Path, config: Config, judge: Any, results: dict[str, float]
 ) -> None:
     """Print the table and write the results with all that they depend on."""
-    from nestling.ssl.evaluation.online import TRAIN, VAL
     from nestling.ssl.run.directory import write_json
     from nestling.ssl.run.loading import saved_step
 
-    num_train, num_val = judge.num_readable[TRAIN], judge.num_readable[VAL]
+    num_train, num_val = judge.num_readable
     show(f"{settings.network} of {checkpoint}, {num_train} + {num_val} images", results)
     write_json(
         out,

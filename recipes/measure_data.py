@@ -3,7 +3,7 @@
     python recipes/measure_data.py data.train=/my/images
     python recipes/measure_data.py data.train=/my/images max_images=10000 out=facts.json
 
-Images are read as training reads them, by several processes. UnreadableError ones are listed, and no error.
+Images are read as training reads them, by several processes. Unreadable ones are listed, and no error.
 """
 
 import os

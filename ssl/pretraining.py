@@ -16,7 +16,7 @@ from nestling.ssl.data.loader import TrainLoader
 from nestling.ssl.data.order import steps_per_epoch
 from nestling.ssl.data.sources.base import ImageSource
 from nestling.ssl.data.sources.opening import EMBEDDED, TORCHVISION, opened_together
-from nestling.ssl.data.survey import warn_of_small
+from nestling.ssl.data.survey import warn_of_shallow, warn_of_small
 from nestling.ssl.distillation import SelfDistillation
 from nestling.ssl.distributed import failing_together
 from nestling.ssl.errors import Stopped, UserError
@@ -59,7 +59,7 @@ def pretrain(config: Config) -> Path:
     schedules = Schedules(
         config, steps_per_epoch(len(images), config, accelerator.num_processes), global_batch
     )
-    ledger = Ledger(config.data.max_bad_share)
+    ledger = Ledger(config.data.max_bad_share, len(images) + (len(queries) if queries is not None else 0))
     knn = None
     if queries is not None and config.knn.every:
         knn = OnlineKnn(images, queries, config, *place, ledger=ledger)
@@ -77,6 +77,7 @@ def pretrain(config: Config) -> Path:
     announce(config, accelerator, schedules, images, queries)
     if accelerator.is_main_process:
         warn_of_small(images, config)
+        warn_of_shallow(config)
 
     def batches_from(step: int) -> TrainLoader:
         return TrainLoader(images, config, schedules.num_steps, *place, start_step=step)
@@ -114,11 +115,17 @@ def leave(run: Run, config: Config, accelerator: Accelerator, code: int) -> NoRe
 def with_absolute_paths(config: Config) -> Config:
     """The same with paths that can be followed from anywhere, as a checkpoint records them."""
     data = config.data
-    val = None if data.val is None else absolute(data.val)
-    init_from = None if config.init_from is None else absolute(config.init_from)
+    val, root, cache, init_from = (
+        None if path is None else absolute(path)
+        for path in (data.val, data.root, data.cache, config.init_from)
+    )
     if config.init_from is not None and "://" in config.init_from:
         raise UserError(f"init_from={config.init_from}: nothing is downloaded; name a file or a run")
-    return replace(config, init_from=init_from, data=replace(data, train=absolute(data.train), val=val))
+    return replace(
+        config,
+        init_from=init_from,
+        data=replace(data, train=absolute(data.train), val=val, root=root, cache=cache),
+    )
 
 
 def absolute(spec: str) -> str:
@@ -146,7 +153,7 @@ def announce(
             f"{len(images)} to train on, {len(queries)} held out for k-NN",
         )
     else:
-        found, judged = len(images), f"{len(queries)} in {printable(queries.name)} for k-NN"
+        found, judged = len(images), f"all to train on, {len(queries)} in {printable(queries.name)} for k-NN"
     logger.info(
         f"{accelerator.num_processes} process{'es' if accelerator.num_processes > 1 else ''} on "
         f"{accelerator.device.type}, {processes.resolved_precision(train.precision)}; "
@@ -157,8 +164,9 @@ def announce(
             logger.info(f"passed over in {printable(source.name)}: {source.passed_over}")
     logger.info(
         f"global batch {schedules.global_batch} = {train.batch_size} images x {train.accumulation} "
-        f"micro-batches x {accelerator.num_processes} processes; "
-        f"{schedules.steps_per_epoch} steps per epoch, {schedules.num_steps} in {train.epochs} epochs"
+        f"micro-batch{'es' if train.accumulation > 1 else ''} x {accelerator.num_processes} "
+        f"process{'es' if accelerator.num_processes > 1 else ''}; steps: {schedules.steps_per_epoch} per "
+        f"epoch, {schedules.num_steps} in all (train.epochs={train.epochs})"
     )
     hint = processes.idle_cores(accelerator)
     if hint:

@@ -10,6 +10,7 @@ from nestling.ssl.config import Config
 from nestling.ssl.data.channels import BY_MODE, backbone_options, channels
 from nestling.ssl.errors import UserError
 from nestling.ssl.keys import nearest, show
+from nestling.ssl.names import printable
 
 
 def validate(config: Config) -> None:
@@ -33,6 +34,13 @@ def validate(config: Config) -> None:
 def _check_start(config: Config) -> None:
     """`overwrite` must not delete what the run is to start from."""
     source, out = config.init_from, Path(config.out).resolve()
+    try:
+        config.out.encode()
+    except UnicodeEncodeError:
+        raise UserError(
+            f"out={printable(config.out)} is no UTF-8, without which safetensors opens no file; choose "
+            "another name"
+        ) from None
     if config.allow_partial and source is None:
         raise UserError(f"allow_partial={show(config.allow_partial)} does nothing without init_from")
     if (

@@ -9,12 +9,13 @@ from nestling.ssl.names import printable
 class UnreadableError(UserError):
     """An image that can't be used: its path and why, in a few words.
 
-    `io` tells a file that can't be reached (a disk, a permission) from one that can't be decoded.
+    `transient`: it may be read another time, as a disk or a network that fails may recover. What is missing
+    or can't be decoded is not.
     """
 
-    def __init__(self, path: str, reason: str, io: bool = False) -> None:
-        super().__init__(path, reason, io)  # all of it, so that it reaches other processes whole
-        self.path, self.reason, self.io = path, reason, io
+    def __init__(self, path: str, reason: str, transient: bool = False) -> None:
+        super().__init__(path, reason, transient)  # all of it, so that it reaches other processes whole
+        self.path, self.reason, self.transient = path, reason, transient
 
     def __str__(self) -> str:
         return f"{printable(self.path)}: {self.reason}"
@@ -26,3 +27,6 @@ class Failure(NamedTuple):
     image: int
     path: str
     reason: str
+
+    def __str__(self) -> str:
+        return f"{printable(self.path)}: {self.reason}"

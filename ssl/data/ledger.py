@@ -16,16 +16,15 @@ FILE = "unreadable.jsonl"
 
 
 class Ledger:
-    """Knows, alike on all processes, which images couldn't be read.
+    """Knows, alike on all processes, which of a run's `num_images` images couldn't be read.
 
     Training and evaluation share one, so that a path is warned of once. With a folder, the main process
     also keeps paths and reasons in `unreadable.jsonl` there, each once however often a run is resumed.
     """
 
-    def __init__(self, max_share: float) -> None:
-        self.max_share = max_share
+    def __init__(self, max_share: float, num_images: int) -> None:
+        self.max_share, self.num_images = max_share, num_images
         self._named: dict[str, str] = {}
-        self._bad: dict[str, set[str]] = {}
         self._file: Path | None = None
         self._written: set[str] = set()
 
@@ -36,13 +35,13 @@ class Ledger:
             self._written = set(unreadable(self._file))
             self._write(self._named)
 
-    def exchange(self, failures: Sequence[Failure], group: str, num_images: int, replaced: int = 0) -> int:
-        """Tell all processes what this one met among the `num_images` of a group; all must call it.
+    def exchange(self, failures: Sequence[Failure], replaced: int = 0) -> int:
+        """Tell all processes what this one met; all must call it.
 
         Returns the sum of `replaced` over all processes.
 
         Raises:
-            UserError: more than `max_share` of the group is unreadable.
+            UserError: more than `max_share` of the images are unreadable.
         """
         told = everyones([(list(failures), replaced)])
         met = [failure for part, _ in told for failure in part]
@@ -51,14 +50,16 @@ class Ledger:
             logger.warning(f"left out {printable(path)}: {reason}")
         self._named.update(fresh)
         self._write(fresh)
-        bad = self._bad.setdefault(group, set())
-        bad.update(failure.path for failure in met)
-        if len(bad) > self.max_share * num_images:
-            raise UserError(
-                f"{len(bad)} of {num_images} {group} images can't be read, more than data.max_bad_share="
-                f"{self.max_share} allows; repair or remove them, or raise it (at most 0.5)"
-            )
+        self.refuse_above(len(self._named))
         return sum(count for _, count in told)
+
+    def refuse_above(self, unreadable_images: int, such_as: str = "") -> None:
+        """Raise UserError where that many of the images are more than may be unreadable."""
+        if unreadable_images > self.max_share * self.num_images:
+            raise UserError(
+                f"{unreadable_images} of {self.num_images} images can't be read{such_as}, more than "
+                f"data.max_bad_share={self.max_share} allows; repair or remove them, or raise it (up to 0.5)"
+            )
 
     def paths(self) -> list[str]:
         """All that couldn't be read, in the order they were met."""

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 from nestling.ssl.config import Config, Data
 from nestling.ssl.data.channels import channels
 from nestling.ssl.data.failures import Failure
+from nestling.ssl.data.ledger import Ledger
 from nestling.ssl.data.order import SampleRef, StepSampler
 from nestling.ssl.data.reading import Reader
 from nestling.ssl.data.sources.base import ImageSource
@@ -185,11 +186,12 @@ class EvalLoader:
     """Every image exactly once over all processes: process r of W takes every W-th from r on.
 
     Yields `EvalBatch`es, of size x size pixels. The shares of the processes, and so their numbers of
-    batches, may differ by one.
+    batches, may differ by one. With a `ledger` it ends as soon as more images than that allows can't
+    be read, so that a disk that is gone doesn't take hours to be noticed.
 
     Raises:
-        UserError: while iterating: an image can't be read and is not to be skipped, or a loader
-            process died.
+        UserError: while iterating: an image can't be read and is not to be skipped, too many can't, or
+            a loader process died.
     """
 
     def __init__(
@@ -202,7 +204,9 @@ class EvalLoader:
         process: int = 0,
         num_processes: int = 1,
         num_workers: int = 0,
+        ledger: Ledger | None = None,
     ) -> None:
+        self._ledger = ledger
         mine = range(process, len(source), num_processes)
         lists = [list(mine[start : start + batch_size]) for start in range(0, len(mine), batch_size)]
         batches = _EvalBatches(source, data, size, crop_ratio)
@@ -213,11 +217,15 @@ class EvalLoader:
 
     def __iter__(self) -> Iterator[EvalBatch]:
         iterator = started(self._loader)
+        num_failures = 0
         try:
             for _ in range(len(self)):
                 batch = following(iterator)
                 if isinstance(batch, UserError):
                     raise batch
+                num_failures += len(batch.failures)
+                if self._ledger is not None and batch.failures:
+                    self._ledger.refuse_above(num_failures, f", such as {batch.failures[-1]}")
                 yield batch
         finally:
             end(iterator)

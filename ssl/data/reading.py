@@ -7,7 +7,7 @@ import numpy as np
 from nestling.ssl.config import Data
 from nestling.ssl.data.failures import Failure, UnreadableError
 from nestling.ssl.data.order import SampleRef
-from nestling.ssl.data.sources.base import ImageSource
+from nestling.ssl.data.sources.base import ImageSource, evenly
 from nestling.ssl.errors import UserError
 from nestling.ssl.names import printable
 from nestling.ssl.randomness import Stream, generator
@@ -25,8 +25,8 @@ class Read(NamedTuple):
 class Reader:
     """Reads the images of a source as `data.on_error` says: past the unreadable ones, or not.
 
-    It remembers what could not be decoded, for which there is no second try; a disk or a network may
-    recover.
+    It remembers what is missing or could not be decoded, for which there is no second try; a disk or a
+    network may recover.
 
     Raises, from its methods:
         UserError: an unreadable image and `data.on_error=raise`.
@@ -34,12 +34,12 @@ class Reader:
 
     def __init__(self, source: ImageSource, data: Data) -> None:
         self.source, self.on_error = source, data.on_error
-        self._undecodable: dict[int, Failure] = {}
+        self._lasting: dict[int, Failure] = {}
 
     def read(self, index: int) -> Read:
         """One image or its failure."""
-        if index in self._undecodable:
-            return Read(None, [self._undecodable[index]])
+        if index in self._lasting:
+            return Read(None, [self._lasting[index]])
         try:
             return Read(self.source.load(index), [])
         except UnreadableError as problem:
@@ -48,8 +48,8 @@ class Reader:
                     f"{problem}; repair or remove it, or set data.on_error=skip to go on without"
                 ) from problem
             failure = Failure(index, problem.path, problem.reason)
-            if not problem.io:
-                self._undecodable[index] = failure
+            if not problem.transient:
+                self._lasting[index] = failure
             return Read(None, [failure])
 
     def read_or_replace(self, ref: SampleRef, seed: int) -> Read:
@@ -62,15 +62,31 @@ class Reader:
         others = generator(seed, Stream.REPLACEMENT, ref.pass_, ref.image)
         while image is None:
             if len(failures) > TRIES:
-                raise UserError(self._all_bad(failures))
+                raise UserError(self.all_bad(failures))
             image, more = self.read(int(others.integers(len(self.source))))
             failures += more
         return Read(image, failures)
 
-    def _all_bad(self, failures: list[Failure]) -> str:
-        distinct = {failure.path: failure.reason for failure in failures}
-        shown = "; ".join(f"{printable(path)}: {reason}" for path, reason in list(distinct.items())[:3])
+    def all_bad(self, failures: list[Failure]) -> str:
+        """What to say where all that was tried failed."""
+        distinct = list({failure.path: failure for failure in failures}.values())
         return (
             f"none of {len(distinct)} images tried, of {len(self.source)} in {printable(self.source.name)}, "
-            f"can be read; first failures: {shown}"
+            f"can be read; first failures: {'; '.join(map(str, distinct[:3]))}"
         )
+
+
+def refuse_if_none_reads(source: ImageSource, data: Data) -> None:
+    """Read a few images, evenly chosen, up to the first good one: what is wrong with all shows at once.
+
+    Raises:
+        UserError: none of them can be read, or one can't and `data.on_error=raise`.
+    """
+    reader, failures = Reader(source, data), list[Failure]()
+    for index in evenly(len(source), TRIES).tolist():
+        image, failed = reader.read(index)
+        if image is not None:
+            return
+        failures += failed
+    if failures:
+        raise UserError(reader.all_bad(failures))

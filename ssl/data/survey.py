@@ -1,13 +1,16 @@
-"""What the headers of the images say before a run starts."""
+"""What a look at the images says before a run starts."""
 
 import logging
 
 from nestling.ssl.config import Config
+from nestling.ssl.data.measuring.facts import suggested_window
+from nestling.ssl.data.measuring.measure import depths_of
 from nestling.ssl.data.sources.base import ImageSource, evenly
 from nestling.ssl.names import printable
 
 logger = logging.getLogger("nestling")
 
+DECODED = 8
 LOOKED_AT = 20_000  # headers read, evenly chosen: seconds on a local disk
 
 
@@ -30,4 +33,19 @@ def warn_of_small(source: ImageSource, config: Config) -> None:
             f"{small} of {of} images in {printable(source.name)} have a shorter side below {key}={limit}, "
             f"the smallest {sides[sides > 0].min()} pixels: crops of them are enlarged, and those of a few "
             f"pixels look all alike; data.min_size={limit} leaves them out"
+        )
+
+
+def warn_of_shallow(config: Config) -> None:
+    """Say where images of more than 8 bits use so little of their range that few gray levels are left."""
+    if config.data.window is not None:
+        return
+    depths = depths_of(config.data, DECODED)
+    window = suggested_window(depths)
+    if window is not None:
+        kinds, values = ", ".join(depths), f"{window[0]:g} to {window[1]:g}"
+        logger.warning(
+            f"images of {kinds} hold values from {values} (of {DECODED} looked at), which don't fit the "
+            "range they are scaled from: gray levels are lost, or images scaled unlike each other; set "
+            "data.window (recipes/measure_data.py looks at all images)"
         )

@@ -26,8 +26,8 @@ NO_SHARED_MEMORY = (
     "--shm-size=8g), or lower data.num_workers or train.batch_size; data.num_workers=0 needs none"
 )
 KILLED = (
-    "loader process{} was killed from outside or crashed{}; where memory ran out, lower data.num_workers or "
-    "data.max_pixels, then go on with resume=auto"
+    "loader process{} was killed from outside or crashed{}; where memory ran out, lower data.num_workers, "
+    "then start again (a pretraining with resume=auto)"
 )
 DEATH = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (.*)", re.DOTALL)
 

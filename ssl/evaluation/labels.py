@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from nestling.ssl.data.sources.base import ImageSource
+from nestling.ssl.data.sources.base import ImageSource, Subset
 from nestling.ssl.errors import UserError
+from nestling.ssl.names import printable
 
 log = logging.getLogger("nestling")
 
@@ -25,14 +26,16 @@ def matched_labels(train: ImageSource, val: ImageSource) -> tuple[np.ndarray, np
     """
     train_labels, train_names = _labels_of(train, "data.train")
     val_labels, val_names = _labels_of(val, "data.val")
-    number_of = {name: number for number, name in enumerate(train_names)}
+    filled = np.unique(train_labels).tolist()  # filtering can empty a class, for which nothing would vote
+    number_of = {train_names[number]: number for number in filled}
     unknown = [name for name in val_names if name not in number_of]
     renumbered = np.array([number_of.get(name, -1) for name in val_names], np.int64)
     labels = renumbered[val_labels]
     if not (labels >= 0).any():
         raise UserError(
-            f"no class of data.val={val.name} ({_some(val_names)}) is in data.train={train.name} "
-            f"({_some(train_names)}); classes are matched by the names of their folders"
+            f"no class of data.val={printable(val.name)} ({_some(val_names)}) is in "
+            f"data.train={printable(train.name)} ({_some(train_names)}); classes are matched by the names "
+            "of their folders"
         )
     if unknown:
         log.warning(
@@ -48,22 +51,40 @@ def matched_labels(train: ImageSource, val: ImageSource) -> tuple[np.ndarray, np
 def _labels_of(source: ImageSource, key: str) -> tuple[np.ndarray, list[str]]:
     if source.labels is None or source.class_names is None:
         raise UserError(
-            f"k-NN needs labels and {key}={source.name} has none: give a folder of class folders, each "
-            "with its images inside, or train without k-NN (knn.every=0)"
+            f"k-NN needs labels and {key}={printable(source.name)} has none: give a folder of class "
+            "folders, each with its images inside, or train without k-NN (knn.every=0)"
         )
     return source.labels.astype(np.int64), list(source.class_names)
 
 
 def refuse_shared_files(train: ImageSource, val: ImageSource) -> None:
-    """Raise UserError where a validation image is a training image too: it would find itself."""
-    queries = {val.path(index) for index in range(len(val))}
-    shared = [path for index in range(len(train)) if (path := train.path(index)) in queries]
-    if shared:
+    """Raise UserError where a validation image is a training image too: it would find itself.
+
+    Files are told by their names in folders whose links are followed: those of parts of one source by
+    their numbers, others by hashes, eight bytes each.
+    """
+    queries, ours = _told_apart_by(train, val)
+    shared = np.flatnonzero(np.isin(ours, queries))
+    if len(shared):
         raise UserError(
-            f"{len(shared)} files are both in data.train={train.name} and data.val={val.name}, "
-            f"such as {shared[0]}; an image that finds itself says nothing, so keep the two apart"
+            f"{len(shared)} files are both in data.train={printable(train.name)} and "
+            f"data.val={printable(val.name)}, such as {printable(train.path(int(shared[0])))}; an image "
+            "that finds itself says nothing, so keep the two apart"
         )
 
 
+def _told_apart_by(train: ImageSource, val: ImageSource) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of the validation images and of the training images, equal for the same file."""
+    if isinstance(train, Subset) and isinstance(val, Subset) and train.source is val.source:
+        return val.indices, train.indices
+    return _identities(val), _identities(train)
+
+
+def _identities(source: ImageSource) -> np.ndarray:
+    if isinstance(source, Subset):
+        return source.source.identities()[source.indices]
+    return source.identities()
+
+
 def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
+    return ", ".join(printable(name) for name in names[:5]) + (", …" if len(names) > 5 else "")

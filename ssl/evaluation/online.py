@@ -22,7 +22,6 @@ from nestling.ssl.evaluation.labels import matched_labels, refuse_shared_files
 from nestling.ssl.evaluation.pictures import Query
 
 CACHE_BYTES = 256 * 2**20  # decoded images up to this size are kept between evaluations
-TRAIN, VAL = "k-NN training", "k-NN test"  # groups of images, as the ledger names them
 MAX_WORKERS = 4  # evaluations are short: more processes would take longer to start than they save
 
 
@@ -54,8 +53,8 @@ class OnlineKnn:
         `search_threads` as `num_threads` of `search`.
         """
         self.search_threads = search_threads
-        self.ledger = ledger or Ledger(config.data.max_bad_share)
-        self.num_readable: dict[str, int] = {}
+        self.ledger = ledger or Ledger(config.data.max_bad_share, len(train) + len(val))
+        self.num_readable = (len(train), len(val))  # as far as is known
         self.settings, self.channels = config.knn, channels(config.data)
         self.mean, self.std = normalisation(config.data)
         self.size = config.knn.size or max(config.views.global_size)
@@ -82,6 +81,7 @@ class OnlineKnn:
             num_workers=min(MAX_WORKERS, default_workers() if workers is None else workers),
             process=process,
             num_processes=num_processes,
+            ledger=self.ledger,
         )
         return _Kept(loader) if len(source) * self.channels * self.size**2 <= CACHE_BYTES else loader
 
@@ -136,9 +136,8 @@ class OnlineKnn:
 
     def _tell(self, train: Rows, val: Rows) -> None:
         """Failures are known to all processes already, so only the main one's count."""
-        for group, rows, source in ((TRAIN, train, self.train), (VAL, val, self.val)):
-            self.ledger.exchange(rows.failures if is_main() else [], group, len(source))
-            self.num_readable[group] = len(source) - len(rows.failures)
+        self.ledger.exchange([*train.failures, *val.failures] if is_main() else [])
+        self.num_readable = (len(self.train) - len(train.failures), len(self.val) - len(val.failures))
 
     def _judged_by_all(self, train: Rows, val: Rows, device: torch.device | str) -> dict[str, float]:
         """Search on the main process and tell the others, its errors included."""

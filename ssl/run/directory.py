@@ -13,9 +13,10 @@ from nestling.ssl.data import ledger
 from nestling.ssl.errors import UserError
 from nestling.ssl.run import checkpoints
 from nestling.ssl.run.disk import replaced
+from nestling.ssl.run.marks import ENVIRONMENT, is_run
 
 RECORDED = ("torch", "torchvision", "lightly", "accelerate", "omegaconf", "faiss-cpu", "numpy", "pillow")
-CONFIG, ENVIRONMENT, LOG, PICTURE = "config.yaml", "environment.json", "log.jsonl", "picture.png"
+CONFIG, LOG, PICTURE = "config.yaml", "log.jsonl", "picture.png"
 NONFINITE = "nonfinite.json"  # the step that was not finite
 TRACKED = "nestling"  # what trackers call the run, and their folder in it
 WRITTEN = (
@@ -53,15 +54,6 @@ def claim(config: Config) -> Path | None:
     except OSError as error:
         raise UserError(f"out={out} can't be used: {error.strerror} ({error.filename})") from error
     return checkpoints.newest(out)
-
-
-def is_run(folder: Path) -> bool:
-    """Whether nestling wrote a run there: many programs write a config.yaml, none our environment.json."""
-    try:
-        content = json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(content, dict) and "nestling" in content
 
 
 def delete_run(folder: Path) -> None:

@@ -67,6 +67,8 @@ class Journal:
         try:
             with self._progress:
                 self._ledger.keep_in(self.run.path)
+                if first_step % self.schedules.steps_per_epoch:
+                    self._replaced_in_epoch = self.run.logged_at(first_step)["replaced_images"]
                 if first_step == 0:
                     self.run.log(0, {"epoch": 0.0, **self._judged(0)})
                 elif first_step == self.schedules.num_steps:
@@ -117,10 +119,7 @@ class Journal:
 
     def _exchanged(self) -> int:
         """Tell all processes of unreadable images; how many samples of this epoch others stand in for."""
-        num_images = self.run.facts["num_images"]
-        self._replaced_in_epoch += self._ledger.exchange(
-            self._failures, "training", num_images, self._replaced
-        )
+        self._replaced_in_epoch += self._ledger.exchange(self._failures, self._replaced)
         self._failures, self._replaced = [], 0
         return self._replaced_in_epoch
 

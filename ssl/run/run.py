@@ -20,7 +20,7 @@ from nestling.ssl.distributed import failing_together
 from nestling.ssl.errors import UserError
 from nestling.ssl.run import checkpoints, directory
 from nestling.ssl.run.disk import replaced
-from nestling.ssl.run.log import JsonLog
+from nestling.ssl.run.log import JsonLog, read
 from nestling.ssl.run.writing import CheckpointWriter
 
 logger = logging.getLogger("nestling")
@@ -72,7 +72,8 @@ class Run:
         """
         if resumed_from is not None:
             old: Any = OmegaConf.to_container(OmegaConf.load(resumed_from / directory.CONFIG))
-            directory.refuse_changes(flat(old), flat(asdict(self.config)), self.config.out)
+            began = flat(asdict(Config(terms={}))) | flat(old)  # a key it didn't know had today's default
+            directory.refuse_changes(began, flat(asdict(self.config)), self.config.out)
             self._compare(checkpoints.load_trainer(resumed_from))
         directory.write_json(self.path / directory.ENVIRONMENT, directory.environment())
         plain = replace(self.config, resume="never", overwrite=False)
@@ -121,6 +122,14 @@ class Run:
             self._log.write({"step": step, **record})
         if self.config.log.trackers:
             self.accelerator.log(dict(record), step=step)
+
+    def logged_at(self, step: int) -> dict[str, Any]:
+        """The record of a step that was saved, and so logged; the same on all processes."""
+        found: list[Any] = [None]
+        if self.is_main:
+            found = [record for record in read(self.path / directory.LOG) if record["step"] == step][:1]
+        broadcast_object_list(found)
+        return found[0]
 
     def checkpoint(
         self, step: int, method: SelfDistillation, optimizer: Optimizer, knn: float | None

@@ -76,8 +76,10 @@ class Stopping:
         try:
             yield
         finally:
+            # The first that exits makes torchrun send SIGTERM to the others, who are on their way out.
+            leaving = self._agreed and _launcher_kills()
             for number, handler in handlers.items():
-                signal.signal(number, handler)
+                signal.signal(number, signal.SIG_IGN if leaving else handler)
             signal.set_wakeup_fd(old_mouth)
             mouth.close()
             thread.join()

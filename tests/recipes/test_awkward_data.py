@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 from awkward_images import Awkward, write_awkward_folder
 
+from nestling.ssl.command_line import read
+from nestling.ssl.config import Config
 from nestling.ssl.data.ledger import FILE, unreadable
+from nestling.ssl.data.order import StepSampler, steps_per_epoch
+from nestling.ssl.data.sources.opening import open_pair
 from nestling.ssl.names import printable
 
 BIN = Path(sys.executable).parent
@@ -66,6 +70,20 @@ def check_named_once(awkward: Awkward, said: str) -> None:
     assert "Traceback" not in said
 
 
+def expected_replacements(run: Path, awkward: Awkward, processes: int) -> int:
+    """How many of the samples of the last epoch are of unreadable files."""
+    config = read(Config, [], program="test", default=run / "config.yaml")
+    images, _ = open_pair(config)
+    steps = steps_per_epoch(len(images), config, processes)
+    asked = [
+        ref.image
+        for process in range(processes)
+        for refs in StepSampler(len(images), config, 2 * steps, process, processes, start_step=steps)
+        for ref in refs
+    ]
+    return sum(Path(images.path(image)) in awkward.unreadable for image in asked)
+
+
 @pytest.mark.parametrize(
     ("launcher", "workers"), [(ALONE, 0), (ALONE, 2), (TWO, 0), (TWO, 2)], ids=["1x0", "1x2", "2x0", "2x2"]
 )
@@ -82,7 +100,7 @@ def test_training_and_knn_name_each_bad_file_once_and_use_all_others(
     kept = unreadable(run / FILE)
     assert {Path(path) for path in kept} == set(awkward.unreadable)
     records = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    assert records[-1]["replaced_images"] > 0
+    assert records[-1]["replaced_images"] == expected_replacements(run, awkward, 2 if launcher is TWO else 1)
     assert all(record["loss"] is not None for record in records[1:])
 
     said = started([*launcher, "recipes/eval_knn.py", str(run), f"data.num_workers={workers}"], repository)
@@ -96,7 +114,9 @@ def test_training_and_knn_name_each_bad_file_once_and_use_all_others(
 def test_more_bad_files_than_allowed_end_the_run_in_one_line(awkward, tmp_path, repository):
     given = [f"data.train={awkward.root}", f"out={tmp_path / 'run'}", "data.num_workers=0"]
     said = started([*ALONE, "recipes/dino_xcit.py", *given, *TINY, "data.max_bad_share=0.1"], repository, 2)
-    assert "images can't be read, more than data.max_bad_share=0.1 allows" in said.splitlines()[-1]
+    last = said.splitlines()[-1]
+    assert " of 43 images can't be read" in last
+    assert "more than data.max_bad_share=0.1 allows" in last
     assert "Traceback" not in said
 
 
@@ -108,14 +128,15 @@ def test_asked_to_raise_a_run_ends_at_the_first_bad_file(awkward, tmp_path, repo
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("labels", [True, False])
-def test_a_folder_of_nothing_but_bad_files_ends_at_once(tmp_path, repository, labels):
+@pytest.mark.parametrize("missing", [True, False])
+def test_nothing_but_bad_files_ends_at_once(tmp_path, repository, missing):
     for number in range(40):
-        folder = tmp_path / "images" / (f"class_{number % 2}" if labels else "all")
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{number}.jpg").write_bytes(b"no image")
-    given = [f"data.train={tmp_path / 'images'}", f"out={tmp_path / 'run'}", "data.num_workers=2"]
+        (tmp_path / f"{number}.jpg").write_bytes(b"no image")
+    rows = [f"{'gone_' * missing}{number}.jpg,{'ab'[number % 2]}\n" for number in range(40)]
+    (tmp_path / "list.csv").write_text("path,label\n" + "".join(rows))
+    given = [f"data.train={tmp_path / 'list.csv'}", f"out={tmp_path / 'run'}", "data.num_workers=2"]
     said = started([*ALONE, "recipes/dino_xcit.py", *given, *TINY], repository, 2)
     last = said.splitlines()[-1]
-    assert ("images can't be read" in last) if labels else ("none of" in last and "is no image" in last)
+    assert "none of 20 images tried" in last
+    assert ("is not there" if missing else "is no image") in last
     assert "Traceback" not in said

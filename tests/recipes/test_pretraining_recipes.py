@@ -120,7 +120,7 @@ def test_accelerate_launch_trains_on_a_folder_and_leaves_a_whole_run(image_folde
         "64 images found",
         "58 to train on, 6 held out for k-NN",
         "global batch 8",
-        "7 steps per epoch",
+        "steps: 7 per epoch",
     ):
         assert fact in first, first
     for fact in ("base 5.000e-04", "peak 1.563e-05", "linear: global batch / 256"):

@@ -59,6 +59,7 @@ def test_the_defaults_are_legal_one_by_one_and_together():
         ("allow_partial=[norm.*]", ["allow_partial=[norm.*]", "does nothing without init_from"]),
         ("out=runs/a init_from=runs/a overwrite=true", ["overwrite=true would delete init_from=runs/a"]),
         ("out=runs/a init_from=runs/a/checkpoints/step_1 overwrite=true", ["overwrite=true would delete"]),
+        ("out=runs/\udcff", [r"out=runs/\xff is no UTF-8", "choose another name"]),
         ("resume=auto overwrite=true", ["overwrite=true", "resume=auto"]),
     ],
 )  # fmt: skip

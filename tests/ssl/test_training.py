@@ -134,27 +134,36 @@ def test_accumulating_equals_one_large_batch(image_folder, tmp_path):
         assert one.get("loss", 0) == pytest.approx(other.get("loss", 0), abs=1e-5)
 
 
-@pytest.mark.parametrize("name", ["two_layers", "xcit_nano_12_p4"])
-def test_a_run_resumed_at_any_epoch_equals_the_run_left_alone(image_folder, tmp_path, name):
-    data = image_folder(per_class=12, size=20)
-    settings = config(data, tmp_path / "alone", name=name, keep_last=9)
-    alone, alone_log = trained(settings)
-    steps = checkpoints.saved(tmp_path / "alone")
-    assert len(steps) == 3
-    for stopped in steps[:-1]:
-        broken = tmp_path / f"broken_after_{stopped.name}"
+def check_resumed(data: Path, root: Path, **settings: object) -> None:
+    """A run that goes on from any of its checkpoints ends as the one left alone, its log included."""
+    alone, alone_log = trained(config(data, root / "alone", keep_last=9, **settings))
+    for stopped in checkpoints.saved(root / "alone")[:-1]:
+        broken = root / f"broken_after_{stopped.name}"
         (broken / "checkpoints").mkdir(parents=True)
         stopped.rename(broken / "checkpoints" / stopped.name)
         for name_of_file in ("config.yaml", "environment.json"):
-            (broken / name_of_file).write_text((tmp_path / "alone" / name_of_file).read_text())
-        lines = (tmp_path / "alone" / "log.jsonl").read_text().splitlines(keepends=True)
+            (broken / name_of_file).write_text((root / "alone" / name_of_file).read_text())
+        lines = (root / "alone" / "log.jsonl").read_text().splitlines(keepends=True)
         (broken / "log.jsonl").write_text("".join(lines[: len(lines) - 1]))  # one step beyond is lost
-        settings = config(data, broken, name=name, keep_last=9)
-        settings.resume = "auto"
-        resumed, resumed_log = trained(settings)
+        going_on = config(data, broken, keep_last=9, **settings)
+        going_on.resume = "auto"
+        resumed, resumed_log = trained(going_on)
         for part in checkpoints.TENSORS:
             assert_same(getattr(alone, part), getattr(resumed, part))
         assert resumed_log == alone_log
+
+
+@pytest.mark.parametrize("name", ["two_layers", "xcit_nano_12_p4"])
+def test_a_run_resumed_at_any_epoch_equals_the_run_left_alone(image_folder, tmp_path, name):
+    check_resumed(image_folder(per_class=12, size=20), tmp_path, name=name)
+
+
+def test_a_run_resumed_within_an_epoch_replaces_and_counts_unreadable_images_alike(image_folder, tmp_path):
+    data = image_folder(per_class=12, size=20)
+    for number in (1, 5, 8):
+        (data / "class_0" / f"{number:04d}.png").write_bytes(b"no image")
+    check_resumed(data, tmp_path, checkpoint_every=0.34)
+    assert any(record["replaced_images"] for record in read(tmp_path / "alone" / "log.jsonl")[1:])
 
 
 def test_judging_changes_nothing_that_training_does_next(image_folder, tmp_path):

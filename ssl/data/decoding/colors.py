@@ -61,9 +61,7 @@ def finish(raster: Raster, mode: str, background: Color, window: Range | None) -
         return pixels
     height, width, count = pixels.shape
     if not raster.colors:
-        found = f"has {count} channels"
-        found += f", data.mode={mode} takes 1 to 4" if count > 4 else " that are not said to be colours"
-        raise UndecodableError(f"{found}: set data.mode=unchanged data.in_chans={count}")
+        raise no_colors(count, mode)
     if raster.colors == {"rgb": "RGB", "gray": "L"}[mode]:
         return pixels
     if raster.colors == "L":
@@ -71,13 +69,20 @@ def finish(raster: Raster, mode: str, background: Color, window: Range | None) -
     return convert(Image.frombytes(raster.colors, (width, height), pixels.tobytes()), mode, background)
 
 
+def no_colors(count: int, mode: str) -> UndecodableError:
+    """What is wrong with channels that a converting mode can't take, and what reads them."""
+    found = f"has {count} channels"
+    found += f", data.mode={mode} takes 1 to 4" if count > 4 else " that are not said to be colours"
+    return UndecodableError(f"{found}: set data.mode=unchanged data.in_chans={count}")
+
+
 def _eight_bits(raster: Raster, window: Range | None) -> np.ndarray:
     """Scaled; the window is for colours, opacity always keeps the range of its type."""
     pixels = raster.pixels
     window = None if raster.own_range else window
     has_alpha = raster.colors[-1:] in ("A", "a")
-    scaled = to_eight_bits(pixels, None if has_alpha else window)
+    scaled = to_eight_bits(pixels, None if has_alpha else window, raster.largest)
     colors = scaled[:, :, :-1] if has_alpha else scaled
     if has_alpha and window and scaled is not pixels:
-        colors[...] = to_eight_bits(pixels[:, :, :-1], window)
+        colors[...] = to_eight_bits(pixels[:, :, :-1], window, raster.largest)
     return np.bitwise_not(scaled) if raster.inverted else scaled

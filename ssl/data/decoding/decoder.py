@@ -2,8 +2,15 @@
 
 - `data.mode` rgb gives 3 channels and gray 1 (luma, ITU-R 601), whatever is stored; unchanged gives
   the channels as stored, palettes as their colours. Transparency is laid over `data.background`.
-- Deeper images are scaled by the range of their type or by `data.window`: see `depth.py`.
-  Pillow reduces colours of 16 bits to 8 in PNG (without a window), PPM and JPEG 2000.
+- Deeper images are scaled by the range of their type or by `data.window`: see `depth.py`. The range of TIFF
+  files of 2 to 15 bits is that of their bits. The window is for all but images of 1 and 8 bits; formats
+  other than TIFF have 8 bits where they have fewer. Pillow reduces deeper colours to 8 bits in PNG and PPM
+  (both without a window), JPEG 2000 and AVIF; a window is refused for deep JPEG 2000, whose values Pillow
+  changes.
+- Formats are those of `pillow.py`, .npy, and TIFF as tifffile reads it.
+- Too large is, by the header and before pixels are decoded: more than `data.max_pixels`; more channels than
+  the mode takes, each of 8 bytes at most; a file of more bytes than the most pixels and channels of 8 bytes,
+  or of more than 64 MiB whose header tells no size.
 - Of animations and of several pages the first one counts; in mode unchanged, pages of one sample each
   that are as many as `data.in_chans` are the channels of one image.
 - TIFF files go through tifffile wherever Pillow would lose a part of them: see `tiff.py`.
@@ -23,10 +30,10 @@ from PIL import Image, UnidentifiedImageError
 from nestling.ssl.config import Data
 from nestling.ssl.data.channels import channels
 from nestling.ssl.data.decoding import npy, pillow, tiff
-from nestling.ssl.data.decoding.colors import convert, finish
+from nestling.ssl.data.decoding.colors import convert, finish, no_colors
 from nestling.ssl.data.decoding.quiet import quiet
 from nestling.ssl.data.decoding.raster import Raster, UndecodableError, as_stored, upright
-from nestling.ssl.data.decoding.reach import bytes_of, open_file
+from nestling.ssl.data.decoding.reach import LARGE, bytes_of, open_file
 from nestling.ssl.data.failures import UnreadableError
 from nestling.ssl.names import printable
 
@@ -94,6 +101,8 @@ class Decoder:
         """The same of an image that Pillow has opened, as data sets hand them out."""
         try:
             with quiet():
+                if image.format not in (None, "MPO", *pillow.FORMATS):
+                    raise UndecodableError(f"is of the format {image.format}, which is not supported")
                 self._allow(image.height, image.width)
                 return self._checked(self._of_pillow(image, b""))
         except Exception as problem:
@@ -123,32 +132,53 @@ class Decoder:
 
     def _size(self, stream: BinaryIO) -> tuple[int, int] | None:
         try:
-            with quiet():
-                start = stream.read(len(npy.MAGIC))
-                stream.seek(0)
-                if start == npy.MAGIC:
-                    return npy.npy_size(stream, self._fitting())
-                try:
-                    with Image.open(stream) as image:
-                        return image.height, image.width
-                except UnidentifiedImageError:
-                    stream.seek(0)
-                    return tiff.tiff_size(stream) if start.startswith(tiff.MAGIC) else None
+            return self._header(stream)
         except Exception:  # whatever a decoder raises; decoding then says what is wrong
             return None
 
-    def _look(self, file: BinaryIO) -> None:
-        """Refuse a large file by its header, before it is read whole."""
-        size = self._size(file)
-        if size is not None:
-            self._allow(*size)
+    def _header(self, stream: BinaryIO) -> tuple[int, int]:
+        with quiet():
+            start = stream.read(len(npy.MAGIC))
+            stream.seek(0)
+            if start == npy.MAGIC:
+                return npy.npy_size(stream, self._fitting())
+            try:
+                with pillow.open_image(stream) as image:
+                    return image.height, image.width
+            except UnidentifiedImageError:
+                if not start.startswith(tiff.MAGIC):
+                    raise
+                stream.seek(0)
+                return tiff.tiff_size(stream)
 
-    def _allow(self, height: int, width: int) -> None:
+    def _look(self, file: BinaryIO, num_bytes: int) -> None:
+        """Refuse a large file before it is read whole: by its length, then by its header."""
+        most = max(LARGE, self.max_pixels * self._most_channels() * 8)
+        if num_bytes > most:
+            raise UndecodableError(
+                f"has {num_bytes:,} bytes, more than the {most:,} of the largest image "
+                f"that data.max_pixels={self.max_pixels} allows"
+            )
+        try:
+            size = self._header(file)
+        except Exception as problem:
+            if isinstance(problem, UndecodableError) or getattr(problem, "errno", None) is not None:
+                raise
+            file.seek(0)
+            raise UndecodableError(_in_words(problem, file.read(16))) from problem
+        self._allow(*size)
+
+    def _most_channels(self) -> int:
+        return max(self.channels, 4)
+
+    def _allow(self, height: int, width: int, channels: int = 1) -> None:
         if height * width > self.max_pixels:
             raise UndecodableError(
                 f"has {width} x {height} = {height * width:,} pixels, "
                 f"data.max_pixels allows {self.max_pixels:,}"
             )
+        if channels > self._most_channels():
+            raise self._wrong(channels) if self.mode == "unchanged" else no_colors(channels, self.mode)
 
     def _fitting(self) -> Collection[int]:
         return (self.channels,) if self.mode == "unchanged" else ARRAY_COLORS
@@ -162,14 +192,16 @@ class Decoder:
         unchanged = self.mode == "unchanged"
         bands = self.channels if unchanged else 1
         try:
-            image = Image.open(io.BytesIO(content))
+            image = pillow.open_image(io.BytesIO(content))
         except UnidentifiedImageError:
             if content.startswith(tiff.MAGIC):
                 return self._of_tiff(content, bands)
             raise
         with image:
             self._allow(image.height, image.width)
-            if image.format == "TIFF" and tiff.is_for_tifffile(image, unchanged, bands):
+            if image.format == "TIFF" and tiff.is_for_tifffile(
+                image, unchanged, bands, self.window is not None
+            ):
                 return self._of_tiff(content, bands)
             return self._of_pillow(image, content)
 
@@ -198,9 +230,12 @@ class Decoder:
         """With the channels expected, contiguous and in memory of its own kind."""
         count = pixels.shape[2]
         if count != self.channels:
-            found = "1 channel" if count == 1 else f"{count} channels"
-            raise UndecodableError(f"has {found}, data.in_chans={self.channels} expects {self.channels}")
+            raise self._wrong(count)
         return np.require(pixels, np.uint8, ["C", "W"])  # torch warns of read-only memory
+
+    def _wrong(self, count: int) -> UndecodableError:
+        found = "1 channel" if count == 1 else f"{count} channels"
+        return UndecodableError(f"has {found}, data.in_chans={self.channels} expects {self.channels}")
 
 
 def _in_words(problem: Exception, content: bytes) -> str:

@@ -5,18 +5,18 @@ Shapes used below: H, W pixels, C channels.
 
 import io
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import BinaryIO
 
 import numpy as np
 
-from nestling.ssl.data.decoding.raster import UndecodableError
+from nestling.ssl.data.decoding.raster import Allow, UndecodableError
 
 MAGIC = b"\x93NUMPY"
 
 
-def read_npy(content: bytes, fitting: Collection[int], allow: Callable[[int, int], None]) -> np.ndarray:
-    """The pixels, (H, W, C); `allow` is asked with height and width first. Pickled objects are never run.
+def read_npy(content: bytes, fitting: Collection[int], allow: Allow) -> np.ndarray:
+    """The pixels, (H, W, C); `allow` is asked first, by the header. Pickled objects are never run.
 
     Raises:
         UndecodableError: objects, a shape that is no image's, or a file that ends too early.
@@ -25,10 +25,12 @@ def read_npy(content: bytes, fitting: Collection[int], allow: Callable[[int, int
     shape, dtype = _header(stream)
     if dtype.hasobject:
         raise UndecodableError("holds Python objects, not numbers")
+    if dtype.kind not in "biuf" or dtype.itemsize > 8:
+        raise UndecodableError(f"holds {dtype}, not real numbers of up to 8 bytes")
     if len(content) - stream.tell() < math.prod(shape) * dtype.itemsize:
         raise UndecodableError("is truncated")
     height, width = height_and_width(shape, fitting)
-    allow(height, width)
+    allow(height, width, math.prod(shape) // (height * width))
     return channels_last(np.load(io.BytesIO(content), allow_pickle=False), fitting)
 
 
@@ -57,7 +59,9 @@ def height_and_width(shape: tuple[int, ...], fitting: Collection[int]) -> tuple[
 
 
 def _channels_first(shape: tuple[int, ...], fitting: Collection[int]) -> bool:
-    return shape[2] not in fitting and shape[0] in fitting
+    """Where neither end fits, it is still better to name the right number of channels as the wrong one."""
+    looks_first = 4 * shape[0] <= min(shape[1:])
+    return shape[2] not in fitting and (shape[0] in fitting or looks_first)
 
 
 def _header(stream: BinaryIO) -> tuple[tuple[int, ...], np.dtype]:

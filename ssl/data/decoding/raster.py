@@ -1,6 +1,6 @@
 """What readers of files hand to the decoder: numbers as stored, and what they mean."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -21,6 +21,12 @@ class UndecodableError(Exception):
     """Why content can't be used, in a few words."""
 
 
+class Allow(Protocol):
+    """Asked before pixels are decoded: raises UndecodableError where there are too many of them."""
+
+    def __call__(self, height: int, width: int, channels: int = 1) -> None: ...
+
+
 class Raster(NamedTuple):
     """Pixels of any number type.
 
@@ -30,6 +36,7 @@ class Raster(NamedTuple):
 
     pixels: np.ndarray
     colors: str  # L, LA, La, RGB, RGBA, RGBa or CMYK as Pillow names them; "" where nothing says it
+    largest: int | None = None  # that the file's samples can hold, where their type could hold more
     inverted: bool = False  # 0 is white
     own_range: bool = False  # window is not for these values: they are colours of a palette
 

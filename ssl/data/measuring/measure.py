@@ -21,7 +21,7 @@ from nestling.ssl.data.failures import Failure, UnreadableError
 from nestling.ssl.data.measuring.facts import Depth, Facts, size_facts, suggested_window
 from nestling.ssl.data.sources.base import ImageSource, evenly
 from nestling.ssl.data.sources.opening import open_source
-from nestling.ssl.data.workers import default_workers, end, following, loader_of
+from nestling.ssl.data.workers import deaths_explained, default_workers, end, following, loader_of
 from nestling.ssl.run.progress import duration
 from nestling.ssl.validation import validate
 
@@ -108,6 +108,13 @@ def measure(data: Data, max_images: int | None) -> dict[str, Any]:
     return _in_plain_types(facts, source, data)
 
 
+def depths_of(data: Data, max_images: int) -> dict[str, Depth]:
+    """By type, the values in a few images of more than 8 bits; nothing where there are none such."""
+    decoder = WatchingDecoder(**vars(Decoder.of(data)))
+    source = open_source(data, "train", decoder)
+    return Measured(source, decoder)[evenly(len(source), max_images).tolist()].depths
+
+
 def facts_of(measured: Measured, chosen: np.ndarray, workers: int, start_method: str | None = None) -> Facts:
     """The facts of the images of those indices.
 
@@ -118,8 +125,9 @@ def facts_of(measured: Measured, chosen: np.ndarray, workers: int, start_method:
     chunks = [chosen[start : start + CHUNK].tolist() for start in range(0, len(chosen), CHUNK)]
     parts = iter(loader_of(measured, chunks, workers, start_method))
     try:
-        for part in _shown((following(parts) for _ in chunks), len(chosen)):
-            facts.join(part)
+        with deaths_explained():
+            for part in _shown((following(parts) for _ in chunks), len(chosen)):
+                facts.join(part)
     finally:
         end(parts)
     return facts

@@ -11,23 +11,35 @@ NAMES_SHOWN = 4  # of a group
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """What `measure` has found; each unreadable image on a line of its own."""
+    """What `measure` has found, of long lists the beginning."""
     whole = f"{found['images']} images in {printable(found['source'])}"
     yield f"{whole}, left out {found['passed_over']}" if found["passed_over"] else whole
     if found["measured"] < found["images"]:
         yield f"measured: {found['measured']} of them, evenly chosen"
     if found["readable"]:
-        yield from _pixels(found["mean"], found["std"])
+        yield from _pixels(found["mean"], found["std"], found["window"])
         yield from _sizes(found["sizes"])
     yield from _depths(found["depths"], found["window"])
     yield from _duplicates(found["duplicates"])
-    yield f"unreadable: {len(found['unreadable'])}"
-    for failure in found["unreadable"]:
-        yield f"  {printable(failure['path'])}: {failure['reason']}"
+    yield from _unreadable(found["unreadable"])
 
 
-def _pixels(mean: Sequence[float], std: Sequence[float]) -> Iterator[str]:
+def _unreadable(failures: Sequence[Mapping[str, str]]) -> Iterator[str]:
+    """By reason, as a thousand files of one kind fail for the same one."""
+    yield f"unreadable: {len(failures)}"
+    by_reason: dict[str, list[str]] = {}
+    for failure in failures:
+        by_reason.setdefault(failure["reason"], []).append(printable(failure["path"]))
+    for reason, paths in by_reason.items():
+        yield from (f"  {path}: {reason}" for path in paths[:NAMES_SHOWN])
+        if len(paths) > NAMES_SHOWN:
+            yield f"  and {len(paths) - NAMES_SHOWN} more of which each {reason}"
+
+
+def _pixels(mean: Sequence[float], std: Sequence[float], window: Sequence[float] | None) -> Iterator[str]:
     yield "mean and std of the pixels in [0, 1], each pixel alike; to normalise by them, add"
+    if window:
+        yield "  (of the pixels as they are scaled now: with the data.window below, measure again)"
     usable = [value or 1.0 for value in std]  # a channel that is the same everywhere has none to divide by
     yield f"  data.mean='{_numbers(mean)}' data.std='{_numbers(usable)}'"
 
@@ -44,7 +56,10 @@ def _sizes(sizes: Mapping[str, Any]) -> Iterator[str]:
     yield from _rows(shorter["histogram"])
     small = sizes[f"shorter_side_below_{SMALL}"]
     if small:
-        yield f"small: {small} images below {SMALL} pixels; data.min_size={SMALL} leaves them out"
+        yield (
+            f"small: {small} images below {SMALL} pixels, the published local crops: lower views.local_size, "
+            f"or leave them out by data.min_size={SMALL}"
+        )
     yield "width / height:"
     yield from _rows(sizes["width_over_height"])
 
@@ -70,7 +85,7 @@ def _duplicates(groups: Sequence[Sequence[str]]) -> Iterator[str]:
     if not groups:
         yield "duplicates: none"
         return
-    yield f"duplicates: {spare} images have the same pixels as another one; {len(groups)} groups"
+    yield f"duplicates: {spare} images have the same pixels as another one; groups: {len(groups)}"
     for group in groups[:GROUPS_SHOWN]:
         more = f" and {len(group) - NAMES_SHOWN} more" if len(group) > NAMES_SHOWN else ""
         yield f"  {' = '.join(printable(path) for path in group[:NAMES_SHOWN])}{more}"

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from nestling.ssl.data.sources.identity import of_paths
 from nestling.ssl.errors import UserError
+from nestling.ssl.names import printable
 from nestling.ssl.randomness import Stream, generator
 
 MAX_HELD_OUT = 5000
@@ -40,6 +42,22 @@ class ImageSource(ABC):
 
         Shape:
             indices: (n,) -> (n,) int64
+        """
+        return None
+
+    def identities(self) -> np.ndarray:
+        """Numbers that are equal where two images are one file, here or in another source of this process.
+
+        Shape:
+            returns: (N,) uint64
+        """
+        return of_paths(map(self.path, range(len(self))))
+
+    def repeats(self) -> np.ndarray | None:
+        """For each image the first one that is the same file; None: no source of this kind repeats one.
+
+        Shape:
+            returns: (N,) int64
         """
         return None
 
@@ -85,6 +103,7 @@ def holdout(source: ImageSource, share: float, seed: int) -> tuple[Subset, Subse
 
     More would not tell more, and cost training images and time. Every index has its own draw; the
     `share` with the smallest draws is held out. So an image added at the end moves at most one other.
+    The rows of a list that name one file share a draw, and stay together.
 
     Raises:
         UserError: fewer than two images.
@@ -92,13 +111,40 @@ def holdout(source: ImageSource, share: float, seed: int) -> tuple[Subset, Subse
     count = len(source)
     if share == 0:
         return Subset(source, np.arange(count)), Subset(source, [])
-    if count < 2:
-        raise UserError(f"{source.name}: {count} image can't be split by data.holdout={share}; set it to 0")
-    draws = generator(seed, Stream.HOLDOUT).random(count)
-    held = np.zeros(count, dtype=bool)
+    draws, repeats = generator(seed, Stream.HOLDOUT).random(count), _repeats(source)
+    distinct = count if repeats is None else len(np.unique(repeats))
+    if distinct < 2:
+        raise UserError(
+            f"{printable(source.name)}: {distinct} image can't be split by data.holdout={share}; set it to 0"
+        )
     num_held = min(max(round(share * count), 1), count - 1, MAX_HELD_OUT)
-    held[np.argsort(draws, kind="stable")[:num_held]] = True
+    if repeats is None:
+        order = np.argsort(draws, kind="stable")
+    else:
+        order = np.lexsort((repeats, draws[repeats]))
+        starts = np.flatnonzero(np.diff(repeats[order])) + 1  # of each file but the first
+        num_held = starts[max(np.searchsorted(starts, num_held, side="right") - 1, 0)]
+    held = np.zeros(count, dtype=bool)
+    held[order[:num_held]] = True
     return Subset(source, np.flatnonzero(~held)), Subset(source, np.flatnonzero(held))
+
+
+def _repeats(source: ImageSource) -> np.ndarray | None:
+    """Those of a source; of a subset, within it."""
+    if not isinstance(source, Subset):
+        return source.repeats()
+    repeats = source.source.repeats()
+    return None if repeats is None else first_alike(repeats[source.indices])
+
+
+def first_alike(values: np.ndarray) -> np.ndarray | None:
+    """For each value the place of the first one equal to it; None where all differ.
+
+    Shape:
+        values: (N,) -> (N,) int64
+    """
+    distinct, first, number = np.unique(values, return_index=True, return_inverse=True)
+    return None if len(distinct) == len(values) else first[number]
 
 
 def evenly(num_images: int, at_most: int | None) -> np.ndarray:

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from nestling.ssl.errors import UserError
 from nestling.ssl.names import printable
 
 logger = logging.getLogger("nestling")
@@ -33,8 +34,35 @@ class Remembered:
     """
 
     def __init__(self, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> None:
-        self.arrays, self.facts = dict(arrays), dict(facts)
+        self._content: tuple[dict[str, np.ndarray], dict[str, Any]] | None = (dict(arrays), dict(facts))
         self.folder: Path | None = None
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """By name; where it was pickled, they are mapped when first asked for.
+
+        Raises:
+            UserError: they were removed since.
+        """
+        return self._opened()[0]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Plain values by name; raises as `arrays`."""
+        return self._opened()[1]
+
+    def _opened(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        if self._content is None:
+            assert self.folder is not None
+            again = recall(self.folder)
+            if again is None:
+                raise UserError(
+                    f"{printable(self.folder)} was removed or damaged while a run used it; start the run "
+                    "again, which scans the images anew, and leave data.cache alone while it runs"
+                )
+            self._content = again._content
+        assert self._content is not None
+        return self._content
 
     def keep(self, folder: Path) -> "Remembered":
         """Write it whole or not at all; returns what is read back, or itself if it can't be."""
@@ -60,18 +88,7 @@ class Remembered:
         return recall(folder) or self
 
     def __getstate__(self) -> dict[str, Any]:
-        if self.folder is None:
-            return self.__dict__
-        return {"folder": self.folder}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        if state["folder"] is None:
-            self.__dict__.update(state)
-            return
-        again = recall(state["folder"])
-        if again is None:
-            raise FileNotFoundError(f"{printable(state['folder'])} was removed while it was in use")
-        self.__dict__.update(again.__dict__)
+        return {"folder": self.folder, "_content": self._content if self.folder is None else None}
 
 
 @contextmanager

@@ -1,9 +1,7 @@
 """What folders and lists of image files share: packed paths, labels and sizes, kept in the cache."""
 
-import logging
 import os
-import secrets
-from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,17 +9,10 @@ import numpy as np
 from nestling.ssl.data.decoding.decoder import Decoder
 from nestling.ssl.data.sources.base import ImageSource
 from nestling.ssl.data.sources.cache import Remembered
+from nestling.ssl.data.sources.identity import of_packed
 from nestling.ssl.data.sources.index import mark_used
 from nestling.ssl.data.sources.packed import PackedPaths
-from nestling.ssl.names import printable
-
-logger = logging.getLogger("nestling")
-
-SIDES = "sides.npy"  # beside the arrays of an index
-UNKNOWN = -1
-READERS = 8  # threads that read headers: mostly they wait for the disk
-MANY = 5000  # headers whose reading is worth a word: a second or more
-PART = 256  # images that a thread takes at a time
+from nestling.ssl.data.sources.sides import FileSides
 
 
 class FileSource(ImageSource):
@@ -32,23 +23,34 @@ class FileSource(ImageSource):
     """
 
     def __init__(self, name: str, base: str, decoder: Decoder, index: Remembered) -> None:
-        self.name, self._base, self._decoder = name, base, decoder
-        self._take(index)
+        self.name, self._base, self._decoder, self._index = name, base, decoder, index
 
-    def _take(self, index: Remembered) -> None:
-        self._index = index
-        self._paths = PackedPaths.over(index.arrays)
-        self.labels = np.asarray(index.arrays["labels"]) if "labels" in index.arrays else None
-        self.class_names = index.facts["class_names"]
-        self.passed_over = index.facts["passed_over"]
+    # Read from the index at first use: in a loader process a lost one is then an error of an image.
+
+    @cached_property
+    def _paths(self) -> PackedPaths:
+        return PackedPaths.over(self._index.arrays)
+
+    @cached_property
+    def labels(self) -> np.ndarray | None:  # type: ignore[override]
+        """Numbers of classes, where the index has them."""
+        return np.asarray(self._index.arrays["labels"]) if "labels" in self._index.arrays else None
+
+    @cached_property
+    def class_names(self) -> list[str] | None:  # type: ignore[override]
+        """The classes, where there are labels."""
+        names: list[str] | None = self._index.facts["class_names"]
+        return names
+
+    @cached_property
+    def passed_over(self) -> str:  # type: ignore[override]
+        """What was there beside the images."""
+        said: str = self._index.facts["passed_over"]
+        return said
 
     def __getstate__(self) -> dict[str, Any]:
         mark_used(self._index)  # by a run of weeks, whose loaders start anew again and again
-        return {"name": self.name, "base": self._base, "decoder": self._decoder, "index": self._index}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.name, self._base, self._decoder = state["name"], state["base"], state["decoder"]
-        self._take(state["index"])
+        return {"name": self.name, "_base": self._base, "_decoder": self._decoder, "_index": self._index}
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -60,44 +62,9 @@ class FileSource(ImageSource):
         return self._decoder.file(self.path(index))
 
     def sides(self, indices: np.ndarray) -> np.ndarray:
-        """Of files that the cache doesn't know yet the headers are read, by several threads."""
-        known = self._known_sides()
-        asked = np.asarray(indices, dtype=np.int64)
-        unknown = np.unique(asked[known[asked] == UNKNOWN])
-        if len(unknown):
-            if len(unknown) >= MANY:
-                logger.info(f"reading the sizes of {len(unknown)} images of {printable(self.name)}")
-            with ThreadPoolExecutor(READERS) as readers:
-                parts = [unknown[first : first + PART] for first in range(0, len(unknown), PART)]
-                known[unknown] = np.concatenate(list(readers.map(self._read_sides, parts)))
-            self._keep_sides(known)
-        return known[asked].astype(np.int64)
+        """The cache knows those of files that have not changed; else headers are read by several threads."""
+        return FileSides(self.name, self.path, self._decoder, self._index).of(indices, len(self))
 
-    def _read_sides(self, indices: np.ndarray) -> np.ndarray:
-        sizes = [self._decoder.size(self.path(index)) for index in indices.tolist()]
-        return np.array([0 if size is None else min(size) for size in sizes], dtype=np.int32)
-
-    def _known_sides(self) -> np.ndarray:
-        """One number per image; what could not be read at an earlier start is tried again."""
-        known = np.full(len(self), UNKNOWN, dtype=np.int32)
-        if self._index.folder is not None:
-            try:
-                kept = np.load(self._index.folder / SIDES, allow_pickle=False)
-            except (OSError, ValueError, EOFError):  # none yet, or damaged
-                return known
-            if kept.shape == known.shape and kept.dtype == known.dtype:
-                known = np.where(kept == 0, np.int32(UNKNOWN), kept)
-        return known
-
-    def _keep_sides(self, sides: np.ndarray) -> None:
-        if self._index.folder is None:
-            return
-        beside = self._index.folder / f".{SIDES}.{secrets.token_hex(8)}"
-        try:
-            with beside.open("xb") as file:
-                np.save(file, sides, allow_pickle=False)
-            beside.replace(self._index.folder / SIDES)
-        except OSError as error:  # the next start reads the headers again
-            logger.info(f"the sizes of the images are not kept: {error.strerror}")
-        finally:
-            beside.unlink(missing_ok=True)
+    def identities(self) -> np.ndarray:
+        """Without a path built per image: a million take a second."""
+        return of_packed(self._index.arrays, self._base)

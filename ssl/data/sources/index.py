@@ -17,7 +17,7 @@ import numpy as np
 
 from nestling.ssl.data.sources.cache import Remembered, cache_folder, recall
 
-RULES = 1  # of scanning and of the arrays: another number makes every start scan again
+RULES = 2  # of scanning and of the arrays: another number makes every start scan again
 UNUSED_SECONDS = 30 * 24 * 3600  # after which an index goes when its folder or list is scanned anew
 RACY_NS = 2 * 10**9  # clocks of file systems are coarse: a folder can change twice at one time
 WORD = 2**64

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nestling.ssl.data.decoding.decoder import Decoder
+from nestling.ssl.data.sources.base import first_alike
 from nestling.ssl.data.sources.cache import Remembered
 from nestling.ssl.data.sources.files import FileSource
 from nestling.ssl.data.sources.index import is_settled, keep, kept, key_of, mark_used, stamp
@@ -29,11 +30,13 @@ class ImageList(FileSource):
 
     `.txt`: one path a line, of any bytes. `.csv`: a header with the column `path` and perhaps `label`.
     `.parquet`: the same columns. Paths are absolute or begin at the list's folder; whether the files
-    are there shows when they are read. Labels of any kind are names; the classes are in the order of
-    their bytes. What is read is kept in the cache until the list changes.
+    are there shows when they are read. Labels of any kind are names, without the blanks around them that
+    tables have after commas (a path keeps its own); the classes are in the order of their bytes. What is
+    read is kept in the cache until the list changes.
 
     Raises:
-        UserError: the list can't be read or is empty, a row has no path or no label, or pyarrow is missing.
+        UserError: the list can't be read or is empty, a column is missing or there twice, a row has no
+            path or no label, or pyarrow is missing.
     """
 
     def __init__(
@@ -46,6 +49,10 @@ class ImageList(FileSource):
         except OSError as error:
             raise UserError(f"{shown} can't be read: {error.strerror or error}") from error
         super().__init__(str(path), os.path.dirname(place), decoder, index)
+
+    def repeats(self) -> np.ndarray | None:
+        """For each row the first one that names the same file."""
+        return first_alike(self.identities())
 
 
 def _index(path: str, shown: str, cache: str | None) -> Remembered:
@@ -86,8 +93,8 @@ class _Listed:
 
     def label(self, value: Any, place: str) -> None:
         """The label of the path just added: text, bytes or a number."""
-        name = os.fsdecode(value) if isinstance(value, bytes) else str(value)
-        if value is None or value != value or not name.strip():  # a number unequal to itself is NaN
+        name = (os.fsdecode(value) if isinstance(value, bytes) else str(value)).strip()
+        if value is None or value != value or not name:  # a number unequal to itself is NaN
             raise self.refused(f"{place} has no label; give every row one, or drop the column {LABEL}")
         self._labels.append(self._numbers.setdefault(name, len(self._numbers)))
 
@@ -105,10 +112,26 @@ class _Listed:
 
     def columns(self, found: list[str]) -> tuple[int, int | None]:
         """The places of path and label in a table."""
+        for name in (PATH, LABEL):
+            if found.count(name) > 1:
+                raise self.refused(f"{found.count(name)} columns are named {name}; keep one of them")
+        self._refuse_near(found, PATH)
         if PATH not in found:
             names = ", ".join(printable(name) for name in found) or "none"
             raise self.refused(f"a table needs the column {PATH}, found {names}")
+        self._refuse_near(found, LABEL)
         return found.index(PATH), found.index(LABEL) if LABEL in found else None
+
+    def _refuse_near(self, found: list[str], wanted: str) -> None:
+        """Refuse a header that means a column but doesn't name it: without its labels, a list is another."""
+        if wanted in found:
+            return
+        for name in found:
+            if name.strip().lower() == wanted:
+                raise self.refused(f"found the column {printable(name)}; did you mean {wanted}?")
+            for separator, said in ((";", "semicolons"), ("\t", "tabs")):
+                if separator in name and wanted in name.lower().split(separator):
+                    raise self.refused(f"its columns are separated by {said}; save it with commas")
 
     def refused(self, why: str) -> UserError:
         return UserError(f"{self.shown}: {why}")
@@ -117,6 +140,10 @@ class _Listed:
 def _read_text(path: str, listed: _Listed) -> None:
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
+            if number == 1 and b"\r" in line.strip() and not line.endswith(b"\n"):
+                raise listed.refused(
+                    "its lines end by CR alone; save it with the line ends of Linux or Windows"
+                )
             line = line.removesuffix(b"\n").removesuffix(b"\r")
             line = line.removeprefix(BOM) if number == 1 else line
             if line.strip():
@@ -156,8 +183,8 @@ def _read_parquet(path: str, listed: _Listed) -> None:
             wanted = [PATH] if label is None else [PATH, LABEL]
             row = 0
             for batch in table.iter_batches(BATCH, columns=wanted, use_threads=False):
-                paths = batch.column(PATH).to_pylist()
-                labels = [] if label is None else batch.column(LABEL).to_pylist()
+                paths = _values(batch.column(PATH))
+                labels = [] if label is None else _values(batch.column(LABEL))
                 for offset, name in enumerate(paths):
                     row += 1
                     listed.add(name, f"row {row}")
@@ -167,6 +194,16 @@ def _read_parquet(path: str, listed: _Listed) -> None:
         raise listed.refused("it holds text that is no UTF-8; store such names as binary") from error
     except (pyarrow.ArrowException, OSError) as error:
         raise listed.refused(f"it is no sound parquet file: {' '.join(str(error).split())}") from error
+
+
+def _values(column: "pyarrow.Array") -> list[Any]:
+    """Python objects; bytes of a fixed size without the zeros that fill them up."""
+    from pyarrow import types
+
+    values: list[Any] = column.to_pylist()
+    if types.is_fixed_size_binary(_kind(column.type)):
+        return [None if value is None else value.rstrip(b"\0") for value in values]
+    return values
 
 
 def _check_kinds(path: "pyarrow.Field", label: "pyarrow.Field | None", listed: _Listed) -> None:
@@ -180,13 +217,21 @@ def _check_kinds(path: "pyarrow.Field", label: "pyarrow.Field | None", listed: _
 def _is_text(field: "pyarrow.Field") -> bool:
     from pyarrow import types
 
-    kind = field.type.value_type if types.is_dictionary(field.type) else field.type
-    tests = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
-    return any(test(kind) for test in tests)
+    kind = _kind(field.type)
+    tests = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")
+    known = (getattr(types, f"is_{test}", None) for test in tests)  # views are new in pyarrow 16
+    return types.is_fixed_size_binary(kind) or any(test(kind) for test in known if test is not None)
 
 
 def _is_number(field: "pyarrow.Field") -> bool:
     from pyarrow import types
 
-    kind = field.type.value_type if types.is_dictionary(field.type) else field.type
+    kind = _kind(field.type)
     return types.is_integer(kind) or types.is_boolean(kind) or types.is_floating(kind)
+
+
+def _kind(column: "pyarrow.DataType") -> "pyarrow.DataType":
+    """Of the values, where a column keeps each once."""
+    from pyarrow import types
+
+    return column.value_type if types.is_dictionary(column) else column

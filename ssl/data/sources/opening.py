@@ -7,6 +7,7 @@ import numpy as np
 
 from nestling.ssl.config import Config, Data
 from nestling.ssl.data.decoding.decoder import Decoder
+from nestling.ssl.data.reading import refuse_if_none_reads
 from nestling.ssl.data.sources.base import ImageSource, Subset, holdout
 from nestling.ssl.distributed import everyones, failing_together, is_main
 from nestling.ssl.errors import UserError
@@ -119,13 +120,16 @@ def opened_together(config: Config) -> tuple[ImageSource, ImageSource | None]:
     """`open_pair` on the main process first, then on the others, from what the first one remembered.
 
     Raises, on all processes:
-        UserError: one of them can't open the images, or found others than the main one.
+        UserError: one of them can't open the images or read any, or found others than the main one.
     """
     pair: tuple[ImageSource, ImageSource | None] | None = None
     for turn in (True, False):
         with failing_together():
             if is_main() == turn:
                 pair = open_pair(config)
+                for source in pair if turn else ():
+                    if source is not None:
+                        refuse_if_none_reads(source, config.data)
     assert pair is not None
     found = everyones([[len(source) for source in pair if source is not None]])
     if any(counts != found[0] for counts in found):

@@ -11,7 +11,7 @@ from nestling.ssl.data.sources.cache import Remembered
 from nestling.ssl.data.sources.index import is_settled, stamp
 from nestling.ssl.data.sources.packed import END, NO_FOLDER
 from nestling.ssl.data.sources.walk import ScanError, Walk, within
-from nestling.ssl.run.directory import is_run
+from nestling.ssl.run.marks import is_run
 
 
 def scan(root: str, extensions: frozenset[str], own: Iterable[Path] = ()) -> Remembered:
@@ -38,7 +38,8 @@ def scan(root: str, extensions: frozenset[str], own: Iterable[Path] = ()) -> Rem
     facts = {
         "class_names": class_names,
         "passed_over": walk.passed_over(),
-        "broken": [os.fsdecode(link) for link in walk.broken],
+        "broken": [os.fsdecode(link) for link in walk.broken + walk.unreachable],
+        "closed": [os.fsdecode(folder) for folder in walk.closed],
         "runs": [os.fsdecode(run) for run in walk.runs],
         "settled": is_settled(arrays["stamps"], began),
     }
@@ -59,7 +60,17 @@ def is_current(index: Remembered, root: str) -> bool:
     except OSError:
         return False
     broken = not any(os.path.exists(os.path.join(root, link)) for link in index.facts["broken"])
-    return same and broken and all(is_run(Path(root, run)) for run in index.facts["runs"])
+    closed = not any(_opens(os.path.join(root, folder)) for folder in index.facts["closed"])
+    return same and broken and closed and all(is_run(Path(root, run)) for run in index.facts["runs"])
+
+
+def _opens(folder: str) -> bool:
+    """Permissions may change without a trace in the time of any folder."""
+    try:
+        with os.scandir(folder):
+            return True
+    except OSError:
+        return False
 
 
 def _labels(folder_of: np.ndarray, folders: list[bytes]) -> tuple[np.ndarray | None, list[str] | None]:

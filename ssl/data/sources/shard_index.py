@@ -2,7 +2,7 @@
 
 A sample is what webdataset takes for one: consecutive files of one name up to the first dot of the base
 name. Its image is the first file that has an image's extension; its label the content of `.cls`, or
-`label` or `cls` in `.json`.
+`label` or `cls` in `.json`. A hard link is the file that it names in the same shard.
 """
 
 import json
@@ -12,6 +12,7 @@ import re
 import tarfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import groupby
 from typing import BinaryIO, NamedTuple
 
@@ -24,11 +25,15 @@ from nestling.ssl.names import printable
 
 logger = logging.getLogger("nestling")
 
-LAYOUT = 1  # of the arrays in the cache: another number makes every shard be read again
+LAYOUT = 2  # of the arrays in the cache: another number makes every shard be read again
 META = re.compile(r"__[^/]*__($|/)")  # names that webdataset keeps for itself
 COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 LABELS = (".cls", ".json")
 BLOCK = tarfile.BLOCKSIZE
+REST = 1 << 20  # bytes behind the end mark that are looked at in one go
+WITHOUT, MORE = "samples without an image", "further images of samples"
+SPARSE, LINKS = "files stored with holes", "links that lead to no earlier file of their shard"
+COUNTED = (WITHOUT, MORE, SPARSE, LINKS)
 
 
 class Member(NamedTuple):
@@ -95,9 +100,9 @@ def _scan(shards: list[str], key: str, extensions: frozenset[str]) -> Remembered
     places: list[tuple[int, int]] = []
     labels: list[str | None] = []
     blocks: list[int] = []
-    counts = {"without": 0, "more": 0}
+    counts = dict.fromkeys(COUNTED, 0)
     for shard in shards:
-        for sample in _samples(_members(shard, key), extensions, counts):
+        for sample in _samples(_members(shard, key, counts), extensions, counts):
             names.append(os.fsencode(sample.image.name))
             places.append((sample.image.offset, sample.image.size))
             labels.append(sample.label)
@@ -110,17 +115,14 @@ def _scan(shards: list[str], key: str, extensions: frozenset[str]) -> Remembered
         "sizes": sizes.copy(),
         "blocks": np.array(blocks, dtype=np.int64),
     }
-    said = [
-        f"{counts['without']} samples without an image" if counts["without"] else "",
-        f"{counts['more']} further images of samples" if counts["more"] else "",
-    ]
+    said = [f"{counts[what]} {what}" for what in COUNTED if counts[what]]
     known = [label for label in labels if label is not None]
     class_names = None
     if known and len(known) == len(labels):
         arrays["labels"], class_names = numbered(known)
     elif known:
         said.append(f"the labels of {len(known)} samples, as {len(labels) - len(known)} have none")
-    return Remembered(arrays, {"class_names": class_names, "passed_over": ", ".join(filter(None, said))})
+    return Remembered(arrays, {"class_names": class_names, "passed_over": ", ".join(said)})
 
 
 def numbered(values: list[str]) -> tuple[np.ndarray, list[str]]:
@@ -132,12 +134,13 @@ def numbered(values: list[str]) -> tuple[np.ndarray, list[str]]:
     return np.array([number[value] for value in values], dtype=np.int64), names
 
 
-def _members(shard: str, key: str) -> Iterator[Member]:
-    """The plain files of a shard in their order.
+def _members(shard: str, key: str, counts: dict[str, int]) -> Iterator[Member]:
+    """The plain files of a shard in their order; those that can't be read by offset are counted.
 
     Raises:
-        UserError: it can't be read to its end mark.
+        UserError: it can't be read to its end mark, or goes on behind it.
     """
+    places: dict[str, tuple[int, int]] = {}  # of the files so far, for links to them
     try:
         with open(shard, "rb") as file:
             _refuse_compressed(file.read(BLOCK), shard, key)
@@ -145,11 +148,14 @@ def _members(shard: str, key: str) -> Iterator[Member]:
             with tarfile.open(fileobj=file, mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
                 while (member := tar.next()) is not None:
                     tar.members.clear()  # type: ignore[attr-defined]  # else it keeps them all
-                    if member.isreg() and not member.issparse():
-                        yield _member(member, file)
+                    place = _place(member, places, counts)
+                    if place is not None:
+                        places[member.name] = place
+                        yield _member(member.name, *place, file)
                 end = tar.offset
             file.seek(end)
             mark = file.read(BLOCK)
+            goes_on = _goes_on(file)
     except (tarfile.TarError, EOFError) as error:
         raise UserError(
             f"{key}: the shard {printable(shard)} is cut off or no tar file ({error}); write it anew"
@@ -160,6 +166,31 @@ def _members(shard: str, key: str) -> Iterator[Member]:
         raise UserError(
             f"{key}: the shard {printable(shard)} is cut off or damaged at byte {end}; write it anew"
         )
+    if goes_on:
+        raise UserError(
+            f"{key}: the shard {printable(shard)} goes on behind its end mark at byte {end}, as `cat a.tar "
+            "b.tar` writes it; name the shards each, or join them by tar --concatenate"
+        )
+
+
+def _place(
+    member: tarfile.TarInfo, places: dict[str, tuple[int, int]], counts: dict[str, int]
+) -> tuple[int, int] | None:
+    """Offset and size of a member's content, None where it has none that can be read by offset."""
+    if member.issparse():
+        counts[SPARSE] += 1
+    elif member.isreg():
+        return member.offset_data, member.size
+    elif member.islnk() and member.linkname in places:
+        return places[member.linkname]
+    elif member.islnk() or member.issym():
+        counts[LINKS] += 1
+    return None
+
+
+def _goes_on(file: BinaryIO) -> bool:
+    """Whether anything but zeros follows."""
+    return any(part.count(0) < len(part) for part in iter(partial(file.read, REST), b""))
 
 
 def _refuse_compressed(start: bytes, shard: str, key: str) -> None:
@@ -171,12 +202,12 @@ def _refuse_compressed(start: bytes, shard: str, key: str) -> None:
         )
 
 
-def _member(member: tarfile.TarInfo, file: BinaryIO) -> Member:
+def _member(name: str, offset: int, size: int, file: BinaryIO) -> Member:
     content = b""
-    if member.name.lower().endswith(LABELS):
-        file.seek(member.offset_data)
-        content = file.read(member.size)
-    return Member(member.name, member.offset_data, member.size, content)
+    if name.lower().endswith(LABELS):
+        file.seek(offset)
+        content = file.read(size)
+    return Member(name, offset, size, content)
 
 
 def _samples(
@@ -187,8 +218,8 @@ def _samples(
     for _, group in groupby(named, key=_key):
         files = list(group)
         images = [file for file in files if file.extension in extensions]
-        counts["without"] += not images
-        counts["more"] += max(len(images) - 1, 0)
+        counts[WITHOUT] += not images
+        counts[MORE] += max(len(images) - 1, 0)
         if images:
             yield Sample(images[0], _label(files))
 

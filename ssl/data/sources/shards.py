@@ -4,6 +4,7 @@ import glob
 import os
 import time
 from collections import OrderedDict
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,12 @@ from nestling.ssl.data.failures import UnreadableError
 from nestling.ssl.data.sources.base import ImageSource
 from nestling.ssl.data.sources.folder import EXTENSIONS
 from nestling.ssl.data.sources.shard_index import index_of
+from nestling.ssl.data.sources.sides import recalled, remember
 from nestling.ssl.errors import UserError
 from nestling.ssl.names import printable
 
 MAX_OPEN = 32  # shards held open per process
+SIDES = np.dtype(np.int32)  # 0 where unreadable or not read yet
 HEADER = 65536  # bytes that nearly always hold an image's size
 
 
@@ -39,7 +42,6 @@ class TarShards(ImageSource):
         extensions = EXTENSIONS | {".npy"} if decoder.mode == "unchanged" else EXTENSIONS
         self._index = index_of(self._shards, key, cache, extensions)
         self._files = OpenFiles()
-        self._take_from_index()
         if len(self) == 0:
             seen = f", but {self.passed_over}" if self.passed_over else ""
             raise UserError(
@@ -47,20 +49,38 @@ class TarShards(ImageSource):
                 f"{' '.join(sorted(extensions))}{seen}"
             )
 
-    def _take_from_index(self) -> None:
-        arrays, facts = self._index.arrays, self._index.facts
-        self._ends = self.blocks = arrays["blocks"]
-        self.labels, self.class_names = arrays.get("labels"), facts["class_names"]
-        self.passed_over = facts["passed_over"]
+    # Read from the index at first use: in a loader process a lost one is then an error of an image.
+
+    @cached_property
+    def _ends(self) -> np.ndarray:
+        return self._index.arrays["blocks"]
+
+    @cached_property
+    def blocks(self) -> np.ndarray | None:  # type: ignore[override]
+        """Where each shard ends."""
+        return self._ends
+
+    @cached_property
+    def labels(self) -> np.ndarray | None:  # type: ignore[override]
+        """Numbers of classes, where every sample has a label."""
+        return self._index.arrays.get("labels")
+
+    @cached_property
+    def class_names(self) -> list[str] | None:  # type: ignore[override]
+        """The classes, where there are labels."""
+        names: list[str] | None = self._index.facts["class_names"]
+        return names
+
+    @cached_property
+    def passed_over(self) -> str:  # type: ignore[override]
+        """What was there beside the images."""
+        said: str = self._index.facts["passed_over"]
+        return said
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what the index holds: a spawned process maps it again."""
-        taken = ("_ends", "blocks", "labels", "class_names", "passed_over")
-        return {name: value for name, value in self.__dict__.items() if name not in taken}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._take_from_index()
+        kept = ("name", "_decoder", "_shards", "_index", "_files")
+        return {name: self.__dict__[name] for name in kept}
 
     def __len__(self) -> int:
         return len(self._index.arrays["offsets"])
@@ -78,7 +98,17 @@ class TarShards(ImageSource):
         return self._decoder.content(self._bytes(index, size), self.path(index))
 
     def sides(self, indices: np.ndarray) -> np.ndarray:
-        return np.array([self._side(int(index)) for index in indices], dtype=np.int64)
+        """Those read before are kept beside an index that holds for as long as no shard changes."""
+        settled = self._index.facts["settled"]
+        known = recalled(self._index, self._decoder, SIDES, len(self)) if settled else None
+        if known is None:
+            known = np.zeros(len(self), dtype=SIDES)
+        asked = np.asarray(indices, dtype=np.int64)
+        unknown = np.unique(asked[known[asked] == 0])
+        known[unknown] = [self._side(index) for index in unknown.tolist()]
+        if settled and known[unknown].any():
+            remember(self._index, self._decoder, known)
+        return known[asked].astype(np.int64)
 
     def _side(self, index: int) -> int:
         """The start of a file is tried first, as it mostly is enough."""
@@ -102,12 +132,14 @@ class TarShards(ImageSource):
                 self._files.close(shard)  # a network share may have given it up
                 if attempt == RETRIES:
                     reason = f"can't be reached: {error.strerror}; tried {RETRIES + 1} times"
-                    raise UnreadableError(self.path(index), reason, io=True) from error
+                    raise UnreadableError(self.path(index), reason, transient=True) from error
                 time.sleep(PAUSE * 2**attempt)
             else:
                 break
         if len(content) < count:
-            raise UnreadableError(self.path(index), "its shard was cut off after it was indexed", io=True)
+            raise UnreadableError(
+                self.path(index), "its shard was cut off after it was indexed", transient=True
+            )
         return content
 
     def _shard(self, index: int) -> str:

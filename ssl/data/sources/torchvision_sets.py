@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from nestling.ssl.data.decoding.decoder import Decoder
+from nestling.ssl.data.decoding.reach import may_recover
 from nestling.ssl.data.failures import UnreadableError
 from nestling.ssl.data.sources.base import ImageSource
 from nestling.ssl.data.sources.cache import cache_folder
@@ -22,6 +23,7 @@ from nestling.ssl.names import printable
 
 TRAIN_SPLITS = ("train", "trainval", "train-standard")
 VAL_SPLITS = ("val", "test", "valid")
+EMNIST = "EMNIST"  # hides `train` and `download` in its **kwargs
 FILES = ("samples", "imgs", "_samples", "_image_files", "_images", "images")  # where sets keep their paths
 LABELS = ("targets", "labels", "_labels", "y")
 CLASSES = ("classes", "categories")
@@ -33,7 +35,8 @@ class TorchvisionSet(ImageSource):
     """`torchvision:FashionMNIST` and the like, below `root`, else the folder torchvision of the cache.
 
     `split` "train" or "val" is said as the set's constructor asks: by `train`, `split` or `image_set`; a
-    set without "val" is judged by its "test", else its "valid". Where it keeps paths, the files are read
+    set without "val" is judged by its "test", else its "valid"; EMNIST's own splits are ways to merge
+    classes, of which "byclass" has all images, so that one is read. Where it keeps paths, the files are read
     as those of a folder; else its own images are. Labels are those that it knows without opening images.
 
     Raises:
@@ -49,12 +52,12 @@ class TorchvisionSet(ImageSource):
         root: str | None = None,
         cache: str | None = None,
     ) -> None:
-        self.name = f"torchvision:{name}"
         self._split, self._decoder = split, decoder
-        self._said = f"{key}={printable(self.name)}"
+        self._said = f"{key}={printable(f'torchvision:{name}')}"
         folder = cache_folder(cache) / "torchvision" if root is None else os.path.expanduser(root)
         self._root = os.path.abspath(folder)
         self._set_name = _known(name, self._said)
+        self.name = f"torchvision:{self._set_name}"
         self._keywords: dict[str, Any] = {}
         dataset = self._first_that_opens()
         self._count = len(dataset)
@@ -84,7 +87,8 @@ class TorchvisionSet(ImageSource):
         try:
             image = _image_of(self._dataset[index])
         except OSError as error:
-            raise UnreadableError(path, error.strerror or str(error), io=error.errno is not None) from error
+            reason = error.strerror or str(error)
+            raise UnreadableError(path, reason, transient=may_recover(error)) from error
         except Exception as error:  # sets decode images in ways of their own
             raise UnreadableError(path, " ".join(str(error).split()) or type(error).__name__) from error
         if isinstance(image, Image.Image):
@@ -118,6 +122,9 @@ class TorchvisionSet(ImageSource):
 
     def _ways(self) -> Iterator[dict[str, Any]]:
         """What to tell the constructor beside the root, the preferred first."""
+        if self._set_name == EMNIST:
+            yield {"split": "byclass", "train": self._split == "train"}
+            return
         parameters = _parameters(self._set_name)
         splits = TRAIN_SPLITS if self._split == "train" else VAL_SPLITS
         chooser = next((name for name in ("train", "split", "image_set") if name in parameters), None)
@@ -159,7 +166,7 @@ class TorchvisionSet(ImageSource):
         if isinstance(error, ImportError) or not any(word in reason.lower() for word in ABSENT):
             return UserError(f"{self._said} can't be opened in data.root={printable(self._root)}: {reason}")
         said = f"{self._said} is not in data.root={printable(self._root)}, or damaged there"
-        if "download" not in _parameters(self._set_name):
+        if "download" not in _parameters(self._set_name) and self._set_name != EMNIST:
             return UserError(f"{said} ({reason}); put its files there as torchvision's page on it says")
         given = {"root": self._root, **keywords, "download": True}
         arguments = ", ".join(f"{name}={_literal(value)}" for name, value in given.items())
@@ -189,8 +196,8 @@ def _known(name: str, said: str) -> str:
 
     names = [known for known in datasets.__all__ if inspect.isclass(getattr(datasets, known))]
     by_lower = {known.lower(): known for known in names}
-    if name in names:
-        return name
+    if name.lower() in by_lower:
+        return by_lower[name.lower()]
     close = difflib.get_close_matches(name.lower(), list(by_lower), n=3, cutoff=0.5)
     advice = f"did you mean {' or '.join(by_lower[found] for found in close)}?" if close else "see its page"
     raise UserError(f"{said}: torchvision has no data set of that name; {advice}")

@@ -4,6 +4,7 @@ Only names decide the order: by the parts of the path, compared as bytes. Paths 
 zero bytes compare so as a whole, which saves a list of parts for each.
 """
 
+import errno
 import os
 import stat
 from array import array
@@ -18,11 +19,12 @@ import numpy as np
 from nestling.ssl.data.sources.index import stamp
 from nestling.ssl.data.sources.packed import END, Packer
 from nestling.ssl.names import printable
-from nestling.ssl.run.directory import ENVIRONMENT, is_run
+from nestling.ssl.run.marks import ENVIRONMENT, is_run
 
 LEFT_OUT = (b"__MACOSX",)  # and every name that begins with a dot
 RUN_MARK = os.fsencode(ENVIRONMENT)
-MAX_NAMED = 3  # of broken links and of runs, however many there are
+MAX_NAMED = 3  # of broken links, runs and the like, however many there are
+BROKEN = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # a link that leads nowhere
 Image = tuple[bytes, int]  # its name, and the number of the real file it is (inode)
 
 
@@ -44,8 +46,10 @@ class Stretch(NamedTuple):
 class Walk:
     """All that lies below a root; each real folder once, by its real place where it has one there.
 
+    Folders that we have no permission to open are passed over, as most disks have a lost+found.
+
     Raises:
-        ScanError: a folder can't be read, or the root is the folder of a run.
+        ScanError: the root or a disk can't be read, or the root is the folder of a run.
     """
 
     def __init__(self, root: str, extensions: frozenset[str], own: Iterable[Path] = ()) -> None:
@@ -61,6 +65,8 @@ class Walk:
         self.example = b""  # of the other files
         self.runs: list[bytes] = []
         self.broken: list[bytes] = []
+        self.unreachable: list[bytes] = []  # links whose target may be there
+        self.closed: list[bytes] = []  # folders that we have no permission to open
         try:
             self._descend(b"")
             while self._links:  # following some may find further ones
@@ -76,21 +82,32 @@ class Walk:
         waiting = [folder]
         while waiting:
             folder = waiting.pop()
-            status = os.stat(within(self._root, folder))
-            identity = status.st_dev, status.st_ino
-            if folder and identity in self._own:
-                continue
-            if identity in self._seen:
-                self.num_repeated += 1
-            else:
-                self._seen.add(identity)
-                subfolders = self._read(folder, status.st_dev)
-                if subfolders is None:
-                    self.runs.append(folder)
-                    continue  # and not watched: a run under way writes there
-                waiting.extend(reversed(subfolders))
-            self.visited += folder + END
-            self.stamps.extend(stamp(status))
+            try:
+                waiting.extend(reversed(self._visit(folder)))
+            except PermissionError:
+                if not folder:
+                    raise
+                self.closed.append(folder)
+
+    def _visit(self, folder: bytes) -> list[bytes]:
+        """Note a folder and its images unless it was seen already; returns the subfolders to visit."""
+        status = os.stat(within(self._root, folder))
+        identity = status.st_dev, status.st_ino
+        if folder and identity in self._own:
+            return []
+        subfolders: list[bytes] = []
+        if identity in self._seen:
+            self.num_repeated += 1
+        else:
+            found = self._read(folder, status.st_dev)
+            self._seen.add(identity)
+            if found is None:
+                self.runs.append(folder)
+                return []  # and not watched: a run under way writes there
+            subfolders = found
+        self.visited += folder + END
+        self.stamps.extend(stamp(status))
+        return subfolders
 
     def _read(self, folder: bytes, device: int) -> list[bytes] | None:
         """Note a folder's own images; returns its real subfolders, or None if nestling wrote a run there."""
@@ -132,8 +149,9 @@ class Walk:
         for entry in sorted(links, key=_name):
             try:
                 status = entry.stat()
-            except OSError:
-                self.broken.append(before + entry.name)
+            except OSError as error:
+                leads_nowhere = error.errno in BROKEN
+                (self.broken if leads_nowhere else self.unreachable).append(before + entry.name)
                 continue
             if stat.S_ISDIR(status.st_mode):
                 folders.append(entry.name)
@@ -210,6 +228,15 @@ class Walk:
             _counted(self.num_others, "other file", "other files"),
             _counted(len(self.runs), "folder of a run", "folders of runs", self.runs),
             _counted(len(self.broken), "broken link", "broken links", self.broken),
+            _counted(
+                len(self.unreachable),
+                "link that can't be reached",
+                "links that can't be reached",
+                self.unreachable,
+            ),
+            _counted(
+                len(self.closed), "folder that can't be opened", "folders that can't be opened", self.closed
+            ),
             _counted(self.num_repeated, "link to images already counted", "links to images already counted"),
         ]
         if self.num_others:

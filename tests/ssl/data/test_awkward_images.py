@@ -28,7 +28,7 @@ def test_what_is_called_unreadable_is_refused_for_the_reason_given(awkward):
         with pytest.raises(UnreadableError) as refused:
             Decoder().file(os.fspath(path))
         assert reason in refused.value.reason
-        assert refused.value.io == (path.name == "failing.jpg")
+        assert refused.value.transient == (path.name == "failing.jpg")
 
 
 def test_a_scan_finds_these_images_and_no_others(awkward, tmp_path):

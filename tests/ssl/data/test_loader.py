@@ -6,6 +6,7 @@ import torch
 from PIL import Image
 
 from nestling.ssl.config import Config, Data
+from nestling.ssl.data.ledger import Ledger
 from nestling.ssl.data.loader import EvalLoader, TrainLoader
 from nestling.ssl.data.sources.opening import open_source
 from nestling.ssl.errors import UserError
@@ -174,6 +175,13 @@ def test_evaluation_leaves_unreadable_images_out(with_bad_files):
     assert [batch.indices.tolist() for batch in found] == [[0, 1, 2], [4, 5], [7]]
     assert [len(batch.images) for batch in found] == [3, 2, 1]
     assert [failure.image for batch in found for failure in batch.failures] == [3, 6]
+
+
+def test_evaluation_ends_as_soon_as_too_many_are_unreadable(with_bad_files):
+    loader = iter(EvalLoader(with_bad_files, Data(), 8, 1.0, 3, ledger=Ledger(0.1, 8)))
+    assert next(loader).indices.tolist() == [0, 1, 2]
+    with pytest.raises(UserError, match=r"^1 of 8 images can't be read, such as \S*03\.png: .*share=0\.1"):
+        next(loader)
 
 
 def test_too_few_images_are_refused_before_any_work(images):

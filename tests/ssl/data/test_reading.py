@@ -6,7 +6,7 @@ import pytest
 from nestling.ssl.config import Data
 from nestling.ssl.data.failures import UnreadableError
 from nestling.ssl.data.order import SampleRef
-from nestling.ssl.data.reading import TRIES, Reader
+from nestling.ssl.data.reading import TRIES, Reader, refuse_if_none_reads
 from nestling.ssl.data.sources.base import ImageSource
 from nestling.ssl.errors import UserError
 
@@ -16,8 +16,8 @@ class Shelf(ImageSource):
 
     name = "shelf"
 
-    def __init__(self, count, bad, io=False):
-        self.count, self.bad, self.io, self.asked = count, set(bad), io, []
+    def __init__(self, count, bad, transient=False):
+        self.count, self.bad, self.transient, self.asked = count, set(bad), transient, []
 
     def __len__(self):
         return self.count
@@ -28,7 +28,7 @@ class Shelf(ImageSource):
     def load(self, index):
         self.asked.append(index)
         if index in self.bad:
-            raise UnreadableError(self.path(index), "is torn", self.io)
+            raise UnreadableError(self.path(index), "is torn", self.transient)
         return np.full((1, 1, 3), index, np.uint8)
 
 
@@ -68,15 +68,15 @@ def test_where_none_can_be_read_it_ends_and_names_the_first():
     assert len(source.asked) == TRIES + 1
 
 
-def test_what_could_not_be_decoded_is_not_tried_again_but_told_again():
+def test_what_does_not_pass_is_not_tried_again_but_told_again():
     source = Shelf(10, [3])
     reader = Reader(source, Data())
     assert reader.read(3) == reader.read(3)
     assert source.asked == [3]
 
 
-def test_what_could_not_be_reached_is_tried_again():
-    source = Shelf(10, [3], io=True)
+def test_what_may_recover_is_tried_again():
+    source = Shelf(10, [3], transient=True)
     reader = Reader(source, Data())
     reader.read(3)
     source.bad.clear()
@@ -86,3 +86,13 @@ def test_what_could_not_be_reached_is_tried_again():
 def test_raise_names_the_file_in_one_line():
     with pytest.raises(UserError, match=r"^3\.png: is torn; repair or remove it, or set data\.on_error=skip"):
         Reader(Shelf(10, [3]), Data(on_error="raise")).read(3)
+
+
+def test_one_readable_image_among_those_looked_at_is_enough():
+    source = Shelf(1000, range(999))
+    refuse_if_none_reads(Shelf(4, [0, 1, 2]), Data())
+    with pytest.raises(
+        UserError, match=r"none of 20 images tried, of 1000 in shelf, can be read; .* 0\.png: is torn"
+    ):
+        refuse_if_none_reads(source, Data())
+    assert len(source.asked) == TRIES

@@ -1,8 +1,12 @@
 """Numbers of more than 8 bits, and arrays in files."""
 
+import io
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
+import PIL
 import pytest
 from PIL import Image
 
@@ -51,6 +55,9 @@ def test_a_float_tiff_is_scaled_too(tmp_path):
         (np.uint8, [0, 7, 255], [0, 7, 255]),
         (np.int8, [-128, 0, 127], [0, 128, 255]),
         (np.int16, [-32768, 0, 32767], [0, 128, 255]),
+        (np.int32, [0, 7, 255], [0, 7, 255]),
+        (np.int64, [3, 7, 200], [3, 7, 200]),
+        (np.uint64, [0, 7, 256], [0, 0, 1]),
         (np.int32, [0, 257, 65535], [0, 1, 255]),
         (np.int32, [-10, 0, 2**20], [0, 0, 255]),
         (np.uint32, [0, 257, 65535], [0, 1, 255]),
@@ -73,6 +80,14 @@ def test_a_window_is_not_for_images_of_eight_bits(tmp_path):
     gray = np.arange(200, dtype=np.uint8).reshape(10, 20)
     decoded = Decoder(window=(10.0, 20.0)).file(stored(tmp_path, gray, "a.png"))
     assert np.array_equal(decoded[..., 0], gray)
+
+
+@pytest.mark.parametrize("bits", [4, 6, 10, 12, 14])
+def test_the_range_that_a_file_declares_becomes_black_to_white(bits):
+    values = np.array([0, 1, 2**bits // 2, 2**bits - 1], np.uint8 if bits < 8 else np.uint16)
+    expected = np.round(values / (2**bits - 1) * 255).tolist()
+    assert to_eight_bits(values, largest=2**bits - 1).tolist() == expected
+    assert to_eight_bits(values, (0.0, 1.0), 2**bits - 1).tolist() == [0, 255, 255, 255]
 
 
 def png(pixels):
@@ -101,6 +116,92 @@ def test_gray_with_opacity_of_sixteen_bits_has_two_channels():
     pixels = deep_colors(2)
     decoded = Decoder("unchanged", 2).content(png(pixels), "a")
     assert np.abs(decoded.astype(int) - pixels / 257).max() <= 1
+
+
+def test_dark_images_of_sixteen_bits_stay_dark_in_every_format(tmp_path):
+    dim = np.full((2, 3), 200, np.uint16)
+    dark = Image.fromarray(dim)
+    for name in ("a.png", "a.tif", "a.pgm", "a.jp2"):
+        (dark.convert("I") if name == "a.pgm" else dark).save(tmp_path / name)
+        assert (RGB.file(str(tmp_path / name)) == 1).all(), name
+
+
+def chunk(name, data):
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+
+def with_transparent_colour(pixels, colour):
+    """The same PNG, in which pixels of one colour are declared transparent."""
+    content = png(pixels)
+    level = np.array(colour, ">u2").tobytes()
+    return content[:33] + chunk(b"tRNS", level) + content[33:]
+
+
+@pytest.mark.parametrize("window", [None, (0.0, 65535.0)])
+def test_a_transparent_colour_of_sixteen_bits_is_laid_over_the_background(window):
+    colors = np.array([[[0x1234, 0x5678, 0x9ABC], [0x1235, 0x5678, 0x9ABC]]], np.uint16)
+    content = with_transparent_colour(colors, colors[0, 0])
+    decoded = Decoder(background=(1, 2, 3), window=window).content(content, "a")
+    assert decoded[0, 0].tolist() == [1, 2, 3]
+    assert np.abs(decoded[0, 1] - colors[0, 1] / 257).max() <= 1
+    stored = Decoder("unchanged", 3, window=window).content(content, "a")
+    assert np.abs(stored - colors / 257).max() <= 1
+
+
+def pnm(magic, pixels, largest):
+    height, width = pixels.shape[:2]
+    return f"{magic} # a comment\n{width} {height}\n{largest}\n".encode() + pixels.astype(">u2").tobytes()
+
+
+@pytest.mark.parametrize(("magic", "channels"), [("P5", 1), ("P6", 3)])
+@pytest.mark.parametrize("largest", [1023, 4095, 65535])
+def test_a_window_sees_the_numbers_of_pgm_and_ppm_files(magic, channels, largest):
+    pixels = deep_colors(channels) & largest
+    window = (100.0, largest / 2)
+    decoded = Decoder("unchanged", channels, window=window).content(pnm(magic, pixels, largest), "a")
+    assert np.array_equal(decoded, to_eight_bits(pixels, window))
+    plain = Decoder("unchanged", channels).content(pnm(magic, pixels, largest), "a")
+    assert np.abs(plain - pixels / largest * 255).max() <= 1
+
+
+def test_a_window_is_refused_for_a_deep_pgm_as_text_or_from_a_data_set():
+    decoder = Decoder(window=(0.0, 4095.0))
+    reason = r"data\.window can't be applied to a PGM"
+    with pytest.raises(UnreadableError, match=reason):
+        decoder.content(b"P2 2 1 4095\n100 4095\n", "a.pgm")
+    with (
+        Image.open(io.BytesIO(pnm("P5", deep_colors(1) % 4096, 4095))) as image,
+        pytest.raises(UnreadableError, match=reason),
+    ):
+        decoder.image(image, "a")
+    assert Decoder("gray", 1, window=(0.0, 9.0)).content(b"P2 2 1 255\n7 255\n", "a.pgm").tolist() == [
+        [[7], [255]]
+    ]
+
+
+@pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 11, reason="older Pillow reads no PFM")
+def test_floats_of_a_pfm_file_are_scaled_with_and_without_a_window():
+    content = b"Pf\n3 1\n-1.0\n" + np.array([0, 0.5, 1], "<f4").tobytes()
+    assert Decoder("gray", 1).content(content, "a").ravel().tolist() == [0, 128, 255]
+    assert Decoder("gray", 1, window=(0.0, 0.5)).content(content, "a").ravel().tolist() == [0, 255, 255]
+
+
+@pytest.mark.parametrize(("channels", "bits"), [(1, 12), (3, 12), (3, 16)])
+def test_a_window_is_refused_for_jpeg_2000_whose_numbers_pillow_changes(channels, bits):
+    pixels = np.tile(deep_colors(channels) >> (16 - bits), (4, 4, 1)).squeeze()
+    content = pytest.importorskip("imagecodecs").jpeg2k_encode(pixels, bitspersample=bits, reversible=True)
+    with pytest.raises(UnreadableError, match=f"can't be applied to JPEG 2000 of {bits} bits"):
+        Decoder(window=(0.0, 4095.0)).content(content, "a.jp2")
+    assert RGB.content(content, "a.jp2").shape == (24, 20, 3)
+
+
+def test_a_window_is_applied_to_gray_jpeg_2000_of_sixteen_bits_and_not_of_eight(tmp_path):
+    pixels = np.tile(deep_colors(1)[..., 0], (4, 4))
+    decoder = Decoder("gray", 1, window=(100.0, 30000.0))
+    for kind in (np.uint16, np.uint8):
+        path = stored(tmp_path, pixels.astype(kind), "a.jp2")
+        expected = to_eight_bits(pixels.astype(kind), decoder.window)
+        assert np.array_equal(decoder.file(path)[..., 0], expected)
 
 
 @pytest.mark.parametrize("name", ["a.tif", "a.npy"])
@@ -143,6 +244,10 @@ def test_arrays_in_files_may_have_channels_last_or_first(tmp_path, decoder, shap
         (np.zeros((2, 2), dtype=complex), "holds complex128, not real numbers"),
         (np.array([["a"]]), "holds <U1, not real numbers"),
         (np.zeros((7, 5, 9), dtype=np.uint8), "has 9 channels, data.mode=rgb takes 1 to 4"),
+        (
+            np.zeros((8, 64, 64), dtype=np.uint8),
+            r"has 8 channels, .* set data.mode=unchanged data.in_chans=8$",
+        ),
     ],
 )
 def test_arrays_that_are_no_images_are_refused(tmp_path, pixels, reason):

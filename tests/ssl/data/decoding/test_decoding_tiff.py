@@ -120,6 +120,51 @@ def test_zero_is_white_where_the_file_says_so(written, kind):
     assert np.array_equal(Decoder("gray", 1).file(path)[..., 0], 255 - in_eight_bits(pixels))
 
 
+@pytest.mark.parametrize("window", [None, (1.0, 9.0)])
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("bits", [2, 4, 6, 10, 12, 14])
+def test_samples_of_few_bits_are_scaled_by_the_range_that_the_file_declares(written, bits, channels, window):
+    pytest.importorskip("imagecodecs")
+    pixels = np.random.default_rng(0).integers(0, 2**bits, (6, 8, channels))
+    stored = pixels.astype(np.uint8 if bits < 8 else np.uint16).squeeze()
+    path = written(stored, bitspersample=bits, photometric="rgb" if channels == 3 else "minisblack")
+    low, high = window or (0, 2**bits - 1)
+    expected = ((pixels - low) / (high - low) * 255).clip(0, 255).round()
+    assert np.array_equal(Decoder("unchanged", channels, window=window).file(path), expected)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 12])
+def test_zero_is_white_in_samples_of_few_bits_too(written, bits):
+    pytest.importorskip("imagecodecs")
+    pixels = np.random.default_rng(0).integers(0, 2**bits, (6, 8))
+    stored = pixels.astype(np.uint8 if bits < 8 else np.uint16)
+    path = written(stored, bitspersample=bits, photometric="miniswhite")
+    expected = 255 - (pixels / (2**bits - 1) * 255).round()
+    for window in (None, (0.0, 2.0**bits - 1)):
+        assert np.array_equal(Decoder("gray", 1, window=window).file(path)[..., 0], expected)
+
+
+@pytest.mark.parametrize("compression", ["zlib", "lzw", "packbits"])
+@pytest.mark.parametrize("mode", ["L", "LA", "RGB", "RGBA", "P"])
+def test_compressed_files_decode_as_plain_ones(written, tmp_path, compression, mode):
+    pytest.importorskip("imagecodecs")
+    image = Image.fromarray(np.tile(bands(4), (5, 5, 1)), "RGBA").convert("RGB" if mode == "P" else "RGBA")
+    image.convert(mode).save(tmp_path / "plain.tif")
+    names = {"zlib": "tiff_adobe_deflate", "lzw": "tiff_lzw", "packbits": "packbits"}
+    image.convert(mode).save(tmp_path / "packed.tif", compression=names[compression])
+    for decoder in (RGB, Decoder("gray", 1), Decoder("unchanged", 3 if mode == "P" else len(mode))):
+        plain, packed = (decoder.file(str(tmp_path / f"{name}.tif")) for name in ("plain", "packed"))
+        assert np.array_equal(plain, packed)
+
+
+def test_volumes_are_refused_before_they_are_decoded(written):
+    path = written(
+        np.zeros((16, 32, 32), np.uint8), volumetric=True, tile=(16, 16, 16), photometric="minisblack"
+    )
+    with pytest.raises(UnreadableError, match="has the axes ZYX, not height, width and samples"):
+        RGB.file(path)
+
+
 def test_pages_that_are_as_many_as_the_channels_are_their_channels(written):
     pixels = bands(4, np.uint16)
     path = written(pixels.transpose(2, 0, 1), photometric="minisblack", metadata=None)

@@ -201,7 +201,7 @@ def test_only_the_first_groups_of_duplicates_are_shown():
     }
     assert list(lines(found)) == [
         "48 images in s, left out 3 other files",
-        "duplicates: 40 images have the same pixels as another one; 8 groups",
+        "duplicates: 40 images have the same pixels as another one; groups: 8",
         *(f"  /{group}/0 = /{group}/1 = /{group}/2 = /{group}/3 and 2 more" for group in range(5)),
         "  and 3 more groups",
         "unreadable: 0",
@@ -222,3 +222,36 @@ def test_processes_find_what_one_finds(start):
 def test_a_process_that_dies_ends_it_in_one_sentence():
     with pytest.raises(UserError, match=r"loader process .* killed from outside"):
         facts_of(watched(images_of(3, 200), Deadly), np.arange(200), 2, "fork")
+
+
+def test_files_that_fail_for_one_reason_are_named_by_the_first_few_and_their_number():
+    failures = [{"path": f"/i/{number}.tif", "reason": "has 8 channels"} for number in range(100)]
+    failures.append({"path": "/i/a.jpg", "reason": "is empty"})
+    found = {"images": 101, "measured": 101, "readable": 0, "source": "/i", "passed_over": "", "window": None}
+    said = list(lines({**found, "depths": {}, "duplicates": [], "unreadable": failures}))
+    assert said[-7:] == [
+        "unreadable: 101",
+        *(f"  /i/{number}.tif: has 8 channels" for number in range(4)),
+        "  and 96 more of which each has 8 channels",
+        "  /i/a.jpg: is empty",
+    ]
+
+
+def test_mean_and_std_are_said_to_belong_to_the_present_scale_where_another_is_suggested():
+    found = measured([np.full((4, 4), value, np.uint16) for value in (100, 4000)], mode="gray", channels=1)
+    shown = {
+        "images": 2,
+        "measured": 2,
+        "readable": 2,
+        "source": "/i",
+        "passed_over": "",
+        "unreadable": [],
+        "mean": [0.03],
+        "std": [0.02],
+        "sizes": size_facts(found.heights_and_widths()),
+        "duplicates": [],
+        "depths": {"uint16": Depth(2, 100, 4000)._asdict()},
+        "window": suggested_window(found.depths),
+    }
+    assert any("measure again" in line for line in lines(shown))
+    assert not any("measure again" in line for line in lines({**shown, "window": None}))

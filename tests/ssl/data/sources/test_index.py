@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 from planting import plant, settle
 
 from nestling.ssl.data.decoding.decoder import Decoder
@@ -208,33 +207,3 @@ def test_times_are_settled_two_seconds_later():
     stamps = np.array([[1, 2, 10**18], [1, 3, 5]], dtype=np.uint64)
     assert is_settled(stamps, 10**18 + 2 * 10**9 + 1)
     assert not is_settled(stamps, 10**18 + 2 * 10**9)
-
-
-def test_sides_come_from_the_headers(tmp_path, cache):
-    root = tmp_path / "images"
-    plant(root, "a.png")
-    Image.new("L", (5, 9)).save(root / "b.png")
-    (root / "c.png").write_text("no image")
-    folder = Folder(str(root), cache=cache)
-    assert folder.sides(np.array([2, 1, 0, 1])).tolist() == [0, 5, 2, 5]
-
-
-def test_a_second_start_reads_no_header_again(images, cache):
-    assert Folder(str(images), cache=cache).sides(np.array([0])).tolist() == [2]
-    Image.new("L", (50, 50)).save(images / "a" / "1.png")
-    Image.new("L", (50, 50)).save(images / "b" / "x" / "2.png")
-    assert Folder(str(images), cache=cache).sides(np.arange(2)).tolist() == [2, 50]
-    assert Folder(str(images), cache=cache).sides(np.arange(2)).tolist() == [2, 50]
-
-
-def test_damaged_sides_are_read_again(images, cache):
-    Folder(str(images), cache=cache).sides(np.arange(2))
-    (index,) = indexes(cache)
-    (index / "sides.npy").write_bytes(b"\x93NUMPY")
-    assert Folder(str(images), cache=cache).sides(np.arange(2)).tolist() == [2, 2]
-
-
-def test_sides_need_no_cache(images, tmp_path):
-    (tmp_path / "file").touch()
-    folder = Folder(str(images), cache=str(tmp_path / "file" / "cache"))
-    assert folder.sides(np.arange(2)).tolist() == [2, 2]

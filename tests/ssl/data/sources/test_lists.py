@@ -110,6 +110,9 @@ def test_all_kinds_of_text_columns_hold_paths(tmp_path):
         pa.binary(),
         pa.large_binary(),
         pa.dictionary(pa.int8(), pa.string()),
+        pa.string_view(),
+        pa.binary_view(),
+        pa.binary(1),
     ):
         file = write_parquet(tmp_path / f"{kind}.parquet", path=pa.array(["b", "a"], pa.string()).cast(kind))
         assert [os.path.basename(path) for path in paths_in(ImageList(file))] == ["b", "a"], kind
@@ -120,6 +123,14 @@ def test_all_kinds_of_text_columns_hold_paths(tmp_path):
     [
         ("a.csv", b"file,class\n1.png,a\n", r"a table needs the column path, found file, class$"),
         ("a.csv", b"", "needs the column path, found none"),
+        ("a.csv", b"path,label,path\n1,a,2\n", "2 columns are named path; keep one"),
+        ("a.csv", b"label,path, label\na,1,b\n", "2 columns are named label; keep one"),
+        ("a.csv", b"Path,label\n1.png,a\n", "found the column Path; did you mean path"),
+        ("a.csv", b"path,LABEL\n1.png,a\n", "found the column LABEL; did you mean label"),
+        ("a.csv", b"path;label\n1.png;a\n", "its columns are separated by semicolons; save it with commas"),
+        ("a.csv", b"path\tlabel\n1.png\ta\n", "its columns are separated by tabs; save it with commas"),
+        ("a.txt", b"a.png\rb.png\r", "its lines end by CR alone; save it with the line ends of Linux"),
+        ("a.txt", b"a.png\rb.png", "its lines end by CR alone; save it with the line ends of Linux"),
         ("a.csv", b"path,label\n1.png,a\n2.png,\n", "line 3 has no label"),
         ("a.csv", b"path,label\n1.png,a\n2.png\n", "line 3 has no label"),
         ("a.csv", b"label,path\na,1.png\n\nb,\n", "line 4 has no path"),
@@ -143,17 +154,52 @@ def test_a_list_that_is_not_sound_is_refused_by_its_place(tmp_path, name, conten
     ("columns", "message"),
     [
         ({"image": ["a"]}, "needs the column path, found image"),
+        ({"PATH": ["a"]}, "found the column PATH; did you mean path"),
+        ({"path": ["a"], "Label": ["x"]}, "found the column Label; did you mean label"),
         ({"path": [1]}, "the column path holds int64"),
         ({"path": ["a"], "label": [[1]]}, "the column label holds list"),
         ({"path": ["a", None]}, "row 2 has no path"),
         ({"path": ["a", "b"], "label": [1, None]}, "row 2 has no label"),
         ({"path": ["a", "b"], "label": [float("nan"), 1.0]}, "row 1 has no label"),
         ({"path": pa.array([], pa.string())}, "no image is named"),
+        ({"path": ["a"], "label": ["  "]}, "row 1 has no label"),
     ],
 )
 def test_a_parquet_list_that_is_not_sound_is_refused(tmp_path, columns, message):
     with pytest.raises(UserError, match=message):
         ImageList(write_parquet(tmp_path / "list.parquet", **columns))
+
+
+@pytest.mark.parametrize("name", ["path", "label"])
+def test_a_column_that_is_there_twice_is_refused_in_a_parquet_list(tmp_path, name):
+    table = pa.Table.from_arrays([pa.array(["a"])] * 3, names=["path", "label", name])
+    pq.write_table(table, tmp_path / "list.parquet")
+    with pytest.raises(UserError, match=f"2 columns are named {name}; keep one of them"):
+        ImageList(str(tmp_path / "list.parquet"))
+
+
+def test_zeros_that_fill_bytes_up_are_no_part_of_names(tmp_path):
+    padded = pa.array([b"a\0\0", b"abc"], pa.binary(3))
+    columns = {"path": padded, "label": padded.dictionary_encode()}
+    images = ImageList(write_parquet(tmp_path / "list.parquet", **columns))
+    assert [os.path.basename(path) for path in paths_in(images)] == images.class_names == ["a", "abc"]
+
+
+def test_blanks_around_labels_are_no_part_of_them_but_those_of_paths_are(tmp_path):
+    images = ImageList(write(tmp_path / "list.csv", b"path,label\na.png ,owl\nb.png, owl \nc.png,a b\n"))
+    assert images.class_names == ["a b", "owl"]
+    assert images.labels.tolist() == [1, 1, 0]
+    assert images.path(0) == str(tmp_path / "a.png ")
+
+
+def test_a_table_whose_lines_end_by_cr_alone_is_read(tmp_path):
+    images = ImageList(write(tmp_path / "list.csv", b"path,label\ra.png,x\rb.png,y\r"))
+    assert [os.path.basename(path) for path in paths_in(images)] == ["a.png", "b.png"]
+
+
+def test_a_name_that_holds_a_cr_survives(tmp_path):
+    images = ImageList(write(tmp_path / "list.txt", b"a\rb.png\nc.png"))
+    assert [os.path.basename(path) for path in paths_in(images)] == ["a\rb.png", "c.png"]
 
 
 def test_text_that_is_no_utf8_is_refused_in_a_parquet_list(tmp_path):

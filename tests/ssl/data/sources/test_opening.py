@@ -11,7 +11,7 @@ from nestling.ssl.data.sources.arrays import ImageArray
 from nestling.ssl.data.sources.folder import Folder
 from nestling.ssl.data.sources.lists import ImageList
 from nestling.ssl.data.sources.opening import open_pair, open_source
-from nestling.ssl.data.survey import warn_of_small
+from nestling.ssl.data.survey import warn_of_shallow, warn_of_small
 from nestling.ssl.errors import UserError
 
 
@@ -91,4 +91,24 @@ def test_images_as_large_as_the_crops_are_not_warned_of(tmp_path, caplog):
     cfg = Config(data=Data(train=str(plant(tmp_path / "images", 32, 40))))
     cfg.views.local_size = [32]
     warn_of_small(open_source(cfg.data, "train"), cfg)
+    assert caplog.messages == []
+
+
+def test_deep_images_that_would_keep_few_gray_levels_are_warned_of(tmp_path, caplog):
+    (tmp_path / "images").mkdir()
+    for number in range(3):
+        ramp = np.linspace(0, 4095, 64 * 64).astype(np.uint16).reshape(64, 64)
+        Image.fromarray(ramp).save(tmp_path / "images" / f"{number}.png")
+    cfg = Config(data=Data(train=str(tmp_path / "images"), mode="gray"))
+    warn_of_shallow(cfg)
+    (message,) = caplog.messages
+    assert message.startswith("images of uint16 hold values from 0 to 4095")
+    assert "data.window" in message
+    cfg.data.window = [0, 4095]
+    warn_of_shallow(cfg)
+    assert len(caplog.messages) == 1
+
+
+def test_plain_images_are_not_warned_of(tmp_path, caplog):
+    warn_of_shallow(Config(data=Data(train=str(plant(tmp_path / "images", 8)))))
     assert caplog.messages == []

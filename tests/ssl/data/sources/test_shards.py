@@ -1,22 +1,17 @@
 """Tar shards: the same samples as webdataset finds, by offset, in any process."""
 
 import gc
-import gzip
 import io
-import json
-import logging
 import multiprocessing
 import os
 import pickle
-import shutil
-import sys
 import tarfile
 import threading
 import warnings
 
 import numpy as np
 import pytest
-from PIL import Image
+from shard_writing import encoded, pixels_of, write_images, write_tar
 
 from nestling.ssl.data.decoding.decoder import Decoder
 from nestling.ssl.data.failures import UnreadableError
@@ -24,33 +19,6 @@ from nestling.ssl.data.sources.shards import MAX_OPEN, TarShards
 from nestling.ssl.errors import UserError
 
 DECODER = Decoder()
-
-
-def pixels_of(number, size=(6, 9)):
-    return np.random.default_rng(number).integers(0, 256, (*size, 3), dtype=np.uint8)
-
-
-def encoded(pixels, kind="png"):
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, kind)
-    return buffer.getvalue()
-
-
-def write_tar(path, members):
-    """A shard of (name, content) pairs; returns its path as text."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as tar:
-        for name, content in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-    return str(path)
-
-
-def write_images(path, first, count):
-    return write_tar(
-        path, [(f"{number:04d}.png", encoded(pixels_of(number))) for number in range(first, first + count)]
-    )
 
 
 @pytest.fixture
@@ -198,78 +166,6 @@ def test_long_names_are_read_in_both_formats_of_tar(tmp_path):
         assert np.array_equal(source.load(0), pixels_of(0))
 
 
-def test_shorter_sides_come_from_headers_even_late_ones(tmp_path):
-    large = np.random.default_rng(0).integers(0, 256, (300, 200, 3), dtype=np.uint8)
-    members = [
-        ("a.png", encoded(pixels_of(0))),
-        ("b.tif", encoded(large, "tiff")),  # its header lies behind 180,000 bytes of pixels
-        ("c.png", b"none"),
-    ]
-    assert TarShards(write_tar(tmp_path / "a.tar", members), DECODER).sides(np.array([1, 0, 2])).tolist() == [
-        200,
-        6,
-        0,
-    ]
-
-
-def test_unchanged_shards_are_not_read_again(tmp_path):
-    shard = write_images(tmp_path / "a.tar", 0, 3)
-    os.utime(shard, (1e9, 1e9))  # long ago: a change within the clock's grain would not show
-    first = TarShards(shard, DECODER, cache=str(tmp_path / "cache"))
-    before = os.stat(shard)
-    with open(shard, "r+b") as file:  # the headers go, what the system says of the file stays
-        file.write(bytes(512))
-    os.utime(shard, ns=(before.st_atime_ns, before.st_mtime_ns))
-    again = TarShards(shard, DECODER, cache=str(tmp_path / "cache"))
-    assert [again.path(index) for index in range(3)] == [first.path(index) for index in range(3)]
-    assert np.array_equal(again.load(2), pixels_of(2))
-
-
-def test_a_changed_shard_is_read_again(tmp_path):
-    shard = write_images(tmp_path / "a.tar", 0, 3)
-    os.utime(shard, (1e9, 1e9))
-    assert len(TarShards(shard, DECODER)) == 3
-    write_images(tmp_path / "a.tar", 0, 5)
-    assert len(TarShards(shard, DECODER)) == 5
-
-
-def test_a_shard_that_changes_while_clocks_stand_still_is_read_again(tmp_path):
-    shard = write_images(tmp_path / "a.tar", 0, 3)
-    assert TarShards(shard, DECODER).path(0).endswith("0000.png")
-    before = os.stat(shard)
-    write_images(tmp_path / "a.tar", 3, 3)
-    os.truncate(shard, before.st_size)  # both are filled up to whole records, so nothing is cut off
-    os.utime(shard, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert TarShards(shard, DECODER).path(0).endswith("0003.png")
-
-
-@pytest.mark.parametrize("damage", ["facts.json", "offsets.npy", "names.npy"])
-@pytest.mark.parametrize("how", ["emptied", "cut", "removed"])
-def test_a_damaged_index_is_made_anew(tmp_path, damage, how):
-    shard = write_images(tmp_path / "a.tar", 0, 3)
-    os.utime(shard, (1e9, 1e9))
-    TarShards(shard, DECODER, cache=str(tmp_path / "cache"))
-    file = next((tmp_path / "cache").rglob(damage))
-    if how == "removed":
-        file.unlink()
-    else:
-        os.truncate(file, 0 if how == "emptied" else file.stat().st_size - 3)
-    for _ in range(2):
-        source = TarShards(shard, DECODER, cache=str(tmp_path / "cache"))
-        assert np.array_equal(source.load(2), pixels_of(2))
-    assert file.stat().st_size > 0
-
-
-def test_a_cache_that_cannot_be_written_is_said_and_done_without(tmp_path, caplog):
-    shard = write_images(tmp_path / "a.tar", 0, 3)
-    (tmp_path / "file").write_text("no folder")
-    with caplog.at_level(logging.WARNING, "nestling"):
-        source = TarShards(shard, DECODER, cache=str(tmp_path / "file"))
-    assert "data.cache names a folder that can be written" in caplog.text
-    copy = pickle.loads(pickle.dumps(source))
-    assert np.array_equal(copy.load(1), pixels_of(1))
-
-
 def test_a_pickled_source_is_small_and_the_same(tmp_path):
     members = [
         (f"{number:06d}.{kind}", content)
@@ -330,7 +226,7 @@ def test_an_image_that_cannot_be_decoded_is_named(tmp_path):
     with pytest.raises(UnreadableError) as caught:
         source.load(0)
     assert caught.value.path == f"{tmp_path}/a.tar/x/a.png"
-    assert not caught.value.io
+    assert not caught.value.transient
 
 
 @pytest.mark.parametrize("change", ["removed", "cut"])
@@ -340,7 +236,7 @@ def test_a_shard_that_is_lost_while_running_is_an_error_of_reading(tmp_path, cha
     os.unlink(shard) if change == "removed" else os.truncate(shard, 1100)
     with pytest.raises(UnreadableError) as caught:
         source.load(2)
-    assert caught.value.io
+    assert caught.value.transient
     assert source.sides(np.array([2])).tolist() == [0]
 
 
@@ -352,81 +248,3 @@ def test_a_shard_that_comes_back_in_a_moment_is_read(tmp_path):
     back.start()
     assert np.array_equal(source.load(2), pixels_of(2))
     back.join()
-
-
-def cut_in_content(path):
-    os.truncate(path, 700)
-
-
-def cut_between_members(path):
-    os.truncate(path, 1024)
-
-
-def cut_in_header(path):
-    os.truncate(path, 1200)
-
-
-def damage_header(path):
-    with open(path, "r+b") as file:
-        file.seek(1024)
-        file.write(b"\xff" * 512)
-
-
-def empty(path):
-    os.truncate(path, 0)
-
-
-def no_tar(path):
-    with open(path, "wb") as file:
-        file.write(b"plain text " * 200)
-
-
-@pytest.mark.parametrize(
-    "damage", [cut_in_content, cut_between_members, cut_in_header, damage_header, empty, no_tar]
-)
-def test_a_damaged_shard_is_named(tmp_path, damage):
-    write_images(tmp_path / "a.tar", 0, 2)
-    shard = write_images(tmp_path / "b.tar", 0, 2)
-    damage(shard)
-    with pytest.raises(UserError, match=rf"data\.val: the shard {shard} is cut off or .*write it anew"):
-        TarShards(str(tmp_path / "*.tar"), DECODER, "data.val")
-
-
-def test_a_compressed_shard_is_refused_in_words(tmp_path):
-    shard = write_images(tmp_path / "a.tar", 0, 1)
-    with open(shard, "rb") as file, gzip.open(tmp_path / "b.tar", "wb") as packed:
-        shutil.copyfileobj(file, packed)
-    with pytest.raises(UserError, match=r"b\.tar is compressed by gzip.*unpack it"):
-        TarShards(str(tmp_path / "b.tar"), DECODER)
-
-
-def test_what_is_not_there_is_named(tmp_path):
-    write_images(tmp_path / "a-0.tar", 0, 1)
-    with pytest.raises(UserError, match=r"a-1\.tar can't be read: No such file"):
-        TarShards(str(tmp_path / "a-{0..1}.tar"), DECODER)
-    with pytest.raises(UserError, match=r"data\.train=.*b-\*\.tar: no file has such a name"):
-        TarShards(str(tmp_path / "b-*.tar"), DECODER)
-    for spec in ("https://host/a-{0..1}.tar", "pipe:cat a-0.tar"):
-        with pytest.raises(UserError, match="shards are read from files; download them"):
-            TarShards(spec, DECODER)
-    with pytest.raises(UserError, match=r"a-0\.tar/x.*can't be read: Not a directory"):
-        TarShards(str(tmp_path / "a-0.tar/x.tar"), DECODER)
-
-
-def test_shards_without_images_are_refused(tmp_path):
-    shard = write_tar(tmp_path / "a.tar", [("a.txt", b"words"), ("b.json", json.dumps({}).encode())])
-    with pytest.raises(
-        UserError, match=r"no images in 1 shards; looked for .*\.jpg.*but 2 samples without an image"
-    ):
-        TarShards(shard, DECODER)
-    with pytest.raises(UserError, match=r"no images in 1 shards; looked for [^,]*$"):
-        TarShards(write_tar(tmp_path / "b.tar", []), DECODER)
-
-
-def test_braces_without_webdataset_say_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "webdataset", None)
-    monkeypatch.setitem(sys.modules, "webdataset.shardlists", None)
-    write_images(tmp_path / "a-0.tar", 0, 2)
-    with pytest.raises(UserError, match=r"pip install nestling\[webdataset\]"):
-        TarShards(str(tmp_path / "a-{0..1}.tar"), DECODER)
-    assert len(TarShards(str(tmp_path / "a-*.tar"), DECODER)) == 2

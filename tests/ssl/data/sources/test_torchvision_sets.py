@@ -68,6 +68,27 @@ def test_a_set_with_a_switch_between_train_and_test(fashion, split, files):
     )
 
 
+def test_a_name_is_taken_in_any_case(fashion):
+    source = opened("fashionmnist", "train", fashion[0])
+    assert source.name == "torchvision:FashionMNIST"
+    assert np.array_equal(source.load(0), opened("FashionMNIST", "train", fashion[0]).load(0))
+
+
+@pytest.mark.parametrize(("split", "count"), [("train", 3), ("val", 4)])
+def test_emnist_is_read_by_class(tmp_path, split, count):
+    raw = tmp_path / "EMNIST/raw"
+    raw.mkdir(parents=True)
+    for number, part in enumerate(("train", "test")):
+        images = np.full((3 + number, 28, 28), number, dtype=np.uint8)
+        (raw / f"emnist-byclass-{part}-images-idx3-ubyte").write_bytes(idx(images))
+        labels = np.arange(3 + number, dtype=np.uint8)
+        (raw / f"emnist-byclass-{part}-labels-idx1-ubyte").write_bytes(idx(labels))
+    source = opened("EMNIST", split, tmp_path, GRAY)
+    assert len(source) == count
+    assert source.load(0).max() == count - 3
+    assert len(source.class_names) == 62
+
+
 def test_the_default_root_lies_in_the_cache(fashion, tmp_path, monkeypatch):
     root, _ = fashion
     (tmp_path / "torchvision").mkdir()
@@ -227,12 +248,12 @@ def test_sets_that_download_by_default_do_not(tmp_path):
     ("name", "message"),
     [
         (
-            "FashionMnist",
-            r"data\.train=torchvision:FashionMnist: torchvision has no .*did you mean FashionMNIST",
+            "Fashion-Mnist",
+            r"data\.train=torchvision:Fashion-Mnist: torchvision has no .*did you mean FashionMNIST",
         ),
         ("Foo", r"no data set of that name"),
         ("UCF101", r"needs annotation_path, frames_per_clip besides its name"),
-        ("EMNIST", r"no split for data\.train: Unknown value 'train.*Valid values are"),
+        ("EMNIST", r"not in data\.root.*download it by.*split=.*byclass.*train=True, download=True"),
         ("wrap_dataset_for_transforms_v2", r"no data set of that name"),
     ],
 )
