@@ -68,7 +68,7 @@ class Journal:
             with self._progress:
                 self._ledger.keep_in(self.run.path)
                 if first_step % self.schedules.steps_per_epoch:
-                    self._replaced_in_epoch = self.run.logged_at(first_step)["replaced_images"]
+                    self._replaced_in_epoch = self.run.logged_at(first_step).get("replaced_images", 0)
                 if first_step == 0:
                     self.run.log(0, {"epoch": 0.0, **self._judged(0)})
                 elif first_step == self.schedules.num_steps:

@@ -124,10 +124,11 @@ class Run:
             self.accelerator.log(dict(record), step=step)
 
     def logged_at(self, step: int) -> dict[str, Any]:
-        """The record of a step that was saved, and so logged; the same on all processes."""
-        found: list[Any] = [None]
+        """The record of a step, the same on all processes; {} where a full disk kept it from the log."""
+        found: list[dict[str, Any]] = [{}]
         if self.is_main:
-            found = [record for record in read(self.path / directory.LOG) if record["step"] == step][:1]
+            records = read(self.path / directory.LOG)
+            found = [record for record in records if record["step"] == step][:1] or found
         broadcast_object_list(found)
         return found[0]
 

@@ -12,8 +12,8 @@ import numpy as np
 from nestling.ssl.data.decoding.decoder import Decoder
 from nestling.ssl.data.decoding.reach import PAUSE, RETRIES
 from nestling.ssl.data.failures import UnreadableError
-from nestling.ssl.data.sources.base import ImageSource
 from nestling.ssl.data.sources.folder import EXTENSIONS
+from nestling.ssl.data.sources.indexed import IndexedSource
 from nestling.ssl.data.sources.shard_index import index_of
 from nestling.ssl.data.sources.sides import recalled, remember
 from nestling.ssl.errors import UserError
@@ -24,7 +24,7 @@ SIDES = np.dtype(np.int32)  # 0 where unreadable or not read yet
 HEADER = 65536  # bytes that nearly always hold an image's size
 
 
-class TarShards(ImageSource):
+class TarShards(IndexedSource):
     """The images of tar shards: one file, a brace pattern as webdataset expands it, or a `*` pattern.
 
     Shards are indexed once, and the index is kept in the cache. `blocks` says where each shard ends.
@@ -49,8 +49,6 @@ class TarShards(ImageSource):
                 f"{' '.join(sorted(extensions))}{seen}"
             )
 
-    # Read from the index at first use: in a loader process a lost one is then an error of an image.
-
     @cached_property
     def _ends(self) -> np.ndarray:
         return self._index.arrays["blocks"]
@@ -59,23 +57,6 @@ class TarShards(ImageSource):
     def blocks(self) -> np.ndarray | None:  # type: ignore[override]
         """Where each shard ends."""
         return self._ends
-
-    @cached_property
-    def labels(self) -> np.ndarray | None:  # type: ignore[override]
-        """Numbers of classes, where every sample has a label."""
-        return self._index.arrays.get("labels")
-
-    @cached_property
-    def class_names(self) -> list[str] | None:  # type: ignore[override]
-        """The classes, where there are labels."""
-        names: list[str] | None = self._index.facts["class_names"]
-        return names
-
-    @cached_property
-    def passed_over(self) -> str:  # type: ignore[override]
-        """What was there beside the images."""
-        said: str = self._index.facts["passed_over"]
-        return said
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what the index holds: a spawned process maps it again."""

@@ -9,29 +9,11 @@ from full_disks import files_of_at_most
 from image_folder import write_image_folder
 from safetensors import SafetensorError
 from safetensors.torch import save_file
+from small_checkpoint import small_run as config
 
-from nestling.ssl import config as schema
-from nestling.ssl.config import Config
 from nestling.ssl.distillation import SelfDistillation
 from nestling.ssl.errors import UserError
 from nestling.ssl.run import checkpoints, disk
-
-
-def config(out, **train) -> Config:
-    return Config(
-        out=str(out),
-        data=schema.Data(train=str(out.parent / "images"), num_workers=0, holdout=0.25),
-        backbone=schema.Backbone(
-            "xcit_nano_12_p4", 0.1, options={"embed_dim": 16, "depth": 1, "num_heads": 2}
-        ),
-        views=schema.Views(global_size=[16], num_local=2, local_size=[8]),
-        head=schema.Head(num_prototypes=24, hidden_dim=16, bottleneck_dim=8),
-        teacher=schema.Teacher(temperature_warmup_epochs=0),
-        optim=schema.Optim(lr=1e-3, lr_scaling="none", warmup_epochs=0),
-        train=schema.Train(**{"epochs": 4, "batch_size": 4, "precision": "fp32", "keep_last": 9, **train}),
-        knn=schema.Knn(every=0),
-        log=schema.Log(every=1, progress="none"),
-    )
 
 
 @pytest.mark.parametrize("name", disk.MOMENTS)
