@@ -118,11 +118,12 @@ def run(main: Callable[[list[str]], None], argv: list[str] | None = None) -> Non
     try:
         main(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
+        if _beside_others():
+            _end(0)
     except UserError as error:
         _leave(f"error: {error}", 2)
     except Stopped as stopped:
-        sys.stdout.flush()
-        sys.exit(stopped.code)
+        _end(stopped.code)
     except KeyboardInterrupt:
         _leave("interrupted", 130)
     except BrokenPipeError:  # `--help | head`; Python would complain again when it flushes at exit
@@ -140,7 +141,24 @@ def _leave(message: str, code: int) -> NoReturn:
         time.sleep(SECONDS_FOR_THE_FIRST)
         message = f"process {rank}: {message}"
     print(message, file=sys.stderr, flush=True)
+    _end(code)
+
+
+def _end(code: int) -> NoReturn:
+    """Exit; beside other processes without Python's shutdown.
+
+    DDP keeps threads of gloo beyond their process group, and one that lets go of a tensor while Python
+    shuts down aborts the process: a finished run would end with code 134.
+    """
+    sys.stdout.flush()
+    if _beside_others():
+        os._exit(code)
     sys.exit(code)
+
+
+def _beside_others() -> bool:
+    """Whether a launcher started other processes too."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def known_configs(configs: Path | None) -> list[str]:
