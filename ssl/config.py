@@ -91,7 +91,9 @@ class Data:
         low=0,
     )
     start_method: str | None = key(
-        None, "how loader processes start; null: the platform's own", choices=("fork", "spawn", "forkserver")
+        None,
+        "how loader processes start; null: the platform's own, forkserver with several processes on CPUs",
+        choices=("fork", "spawn", "forkserver"),
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from itertools import islice
 
 import torch
@@ -54,13 +55,8 @@ def train(
     student, optimizer = accelerator.prepare(method.student, own_optimizer)
     journal = Journal(method, own_optimizer, schedules, run, judge, ledger)
 
-    def repeated(step: int) -> Iterator[Forward]:
-        seed_step(config.seed, step, accelerator.process_index)
-        with batches_from(step) as loader:
-            for batch in islice(loader, config.train.accumulation):
-                yield batch, *compared(method, student, batch, schedules.at(step), config, accelerator)
-
-    nonfinite = NonFiniteSteps(method, schedules, run, repeated, path_of)
+    repeat = partial(repeated, method, student, batches_from, schedules, config, accelerator)
+    nonfinite = NonFiniteSteps(method, schedules, run, repeat, path_of)
     with batches_from(first_step) as loader, journal.opened(first_step):
         batches = iter(loader)
         for step in range(first_step, schedules.num_steps):
@@ -91,6 +87,22 @@ def train(
             if verdict.code:
                 return verdict.code
     return stopping.agreed(torch.zeros((), dtype=torch.bool, device=accelerator.device)).code
+
+
+def repeated(
+    method: SelfDistillation,
+    student: nn.Module,
+    batches_from: Callable[[int], Batches],
+    schedules: Schedules,
+    config: Config,
+    accelerator: Accelerator,
+    step: int,
+) -> Iterator[Forward]:
+    """The forward passes of a step once more, on the same views and with the same draws."""
+    seed_step(config.seed, step, accelerator.process_index)
+    with batches_from(step) as loader:
+        for batch in islice(loader, config.train.accumulation):
+            yield batch, *compared(method, student, batch, schedules.at(step), config, accelerator)
 
 
 def compared(

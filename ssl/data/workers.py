@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from nestling.ssl.distributed import computes_on_cpu, processes_here, usable_cpus
+from nestling.ssl.distributed import computes_on_cpu, is_distributed, processes_here, usable_cpus
 from nestling.ssl.errors import UserError
 
 Item = TypeVar("Item")
@@ -52,9 +52,20 @@ def loader_of(dataset: Dataset, keys: object, workers: int, start_method: str | 
         collate_fn=_as_is,
         num_workers=workers,
         worker_init_fn=_start_worker,
-        multiprocessing_context=start_method if workers else None,
+        multiprocessing_context=(start_method or _safe_start()) if workers else None,
         pin_memory=torch.cuda.is_available() and not computes_on_cpu(),
         generator=torch.Generator(),  # else torch's own would move on with every iteration
+    )
+
+
+def _safe_start() -> str | None:
+    """How loader processes start where nobody says: the platform's own way, None, if that is safe.
+
+    Beside gloo's threads it is not: a child forked while one of them holds a lock of Python's hangs.
+    """
+    beside_threads = is_distributed() and computes_on_cpu()
+    return (
+        "forkserver" if beside_threads and "forkserver" in multiprocessing.get_all_start_methods() else None
     )
 
 

@@ -8,6 +8,7 @@ import textwrap
 import time
 
 import pytest
+import torch
 from image_folder import write_image_folder
 
 from nestling.ssl.config import Config, Data
@@ -131,3 +132,36 @@ def test_full_shared_memory_is_named_and_nothing_hangs(tmp_path):
     lines = ran.stdout.splitlines()
     assert len(lines) == 2
     assert all(line.startswith("shared memory (/dev/shm) is full") for line in lines)
+
+
+BESIDE_OTHERS = """
+    import multiprocessing, sys
+    import torch.distributed as dist
+    from nestling.ssl.config import Config, Data
+    from nestling.ssl.data.loader import TrainLoader
+    from nestling.ssl.data.sources.opening import open_source
+
+    if __name__ == "__main__":
+        dist.init_process_group("gloo")
+        cfg = Config(data=Data(train=sys.argv[1], num_workers=1))
+        cfg.train.batch_size, cfg.views.num_local, cfg.views.global_size = 4, 0, [16]
+        source = open_source(cfg.data, "train")
+        with TrainLoader(source, cfg, 1, dist.get_rank(), dist.get_world_size()) as loader:
+            next(iter(loader))
+            kinds = [type(child).__name__ for child in multiprocessing.active_children()]
+            print(dist.get_world_size(), kinds)
+        dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="is about processes that train on CPUs")
+def test_beside_other_processes_on_cpus_none_is_forked_from_a_process_with_threads(tmp_path):
+    images = write_image_folder(tmp_path / "images", classes=2, per_class=8)
+    script = tmp_path / "beside.py"
+    script.write_text(textwrap.dedent(BESIDE_OTHERS))
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    ran = subprocess.run(
+        [*launcher, str(script), str(images)], capture_output=True, text=True, timeout=200, check=True
+    )
+    assert ran.stdout.splitlines() == ["2 ['ForkServerProcess']"] * 2
