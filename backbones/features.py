@@ -69,6 +69,19 @@ class Backbone(nn.Module, ABC):
             images: (B, C, H, W) -> (B, heads, h, w)
         """
 
+    def last_blocks(self, images: Tensor, count: int) -> list[Features]:
+        """What each of the last `count` blocks puts out, normalised; the last one is `forward(images)`.
+
+        As linear probes read them (DINO, appendix F.2). Blocks of another stage have their own width, and a
+        block before the class token comes in has the mean of its patches as `cls`. Raises ValueError where
+        the network has fewer blocks; an adapted one shows its last alone.
+
+        Shape:
+            images: (B, C, H, W) -> `count` of Features, the last block's last
+        """
+        check_count(self.name, count, 1)
+        return [self(images)]
+
     def check_size(self, height: int, width: int) -> None:
         """Raises ValueError for a size that the family can't take, naming the nearest that it can."""
         if height < self.min_size or width < self.min_size:
@@ -87,6 +100,13 @@ class Backbone(nn.Module, ABC):
         if self.activation_checkpointing and torch.is_grad_enabled():
             return checkpointed(block, *inputs)
         return block(*inputs)
+
+
+def check_count(name: str, count: int, available: int) -> None:
+    """Raises ValueError for a number of last blocks that the network doesn't have."""
+    if not 1 <= count <= available:
+        shown = "its last block alone" if available == 1 else f"its last 1 to {available} blocks"
+        raise ValueError(f"{name} shows {shown}, not {count}")
 
 
 def apply_mask(

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nestling.backbones.features import Backbone, Features, apply_mask
+from nestling.backbones.features import Backbone, Features, apply_mask, check_count
 from nestling.backbones.layers import DropPath, Mlp, init_linear
 from nestling.backbones.options import check_choice, check_drop_path, check_positive, check_width
 from nestling.backbones.position_table import resize_positions
@@ -189,7 +189,30 @@ class Swin(Backbone):
         self.apply(init_linear)
 
     def forward(self, images: Tensor, mask: Tensor | None = None) -> Features:
-        x = self.norm(self._stages(images, mask)[-1])  # B h w C
+        return self._features(self._stages(images, mask)[-1])
+
+    def last_blocks(self, images: Tensor, count: int) -> list[Features]:
+        """Those of the last stage through the final norm, earlier ones by a norm without parameters.
+
+        Shape:
+            images: (B, C, H, W) -> `count` of Features, of the width of their stage
+        """
+        check_count(self.name, count, sum(len(stage.blocks) for stage in self._layers()))
+        x = self._embed(images, None)
+        kept = []
+        for stage in self._layers():
+            for block in stage.blocks:
+                x = self.run(block, x)
+                kept.append(x)
+                del kept[: max(0, len(kept) - count)]
+            if stage.downsample is not None:
+                x = stage.downsample(x)
+        return [self._features(x) for x in kept]
+
+    def _features(self, x: Tensor) -> Features:
+        """Shape: a block's (B, h, w, C) -> Features."""
+        is_last = x.shape[-1] == self.embed_dim
+        x = self.norm(x) if is_last else F.layer_norm(x, x.shape[-1:], eps=EPS)
         patches = x.flatten(1, 2)
         return Features(patches.mean(1), patches, (x.shape[1], x.shape[2]))
 
@@ -227,14 +250,16 @@ class Swin(Backbone):
         """What each stage puts out before merging. Shape: four of (B, h, w, C)."""
         x = self._embed(images, mask)
         outputs = []
-        for stage in self.layers:
-            assert isinstance(stage, Stage)
+        for stage in self._layers():
             for block in stage.blocks:
                 x = self.run(block, x)
             outputs.append(x)
             if stage.downsample is not None:
                 x = stage.downsample(x)
         return outputs
+
+    def _layers(self) -> list[Stage]:
+        return [stage for stage in self.layers if isinstance(stage, Stage)]
 
     def _embed(self, images: Tensor, mask: Tensor | None) -> Tensor:
         self.check_size(*images.shape[-2:])

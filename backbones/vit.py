@@ -9,7 +9,7 @@ T = P + N tokens, C channels.
 import torch
 from torch import Tensor, nn
 
-from nestling.backbones.features import Backbone, Features, apply_mask
+from nestling.backbones.features import Backbone, Features, apply_mask, check_count
 from nestling.backbones.layers import LayerNorm, init_linear
 from nestling.backbones.options import (
     check_choice,
@@ -144,6 +144,18 @@ class ViT(Backbone):
             x = self.run(block, x, rope)
         x = self.norm(x)
         return Features(x[:, 0], x[:, self._num_prefix :], grid)
+
+    def last_blocks(self, images: Tensor, count: int) -> list[Features]:
+        """Each through the final norm. Shape: images (B, C, H, W) -> `count` of Features."""
+        check_count(self.name, count, len(self.blocks))
+        x, grid, rope = self._embed(images)
+        found = []
+        for number, block in enumerate(self.blocks, start=1):
+            x = self.run(block, x, rope)
+            if number > len(self.blocks) - count:
+                normalised = self.norm(x)
+                found.append(Features(normalised[:, 0], normalised[:, self._num_prefix :], grid))
+        return found
 
     def attention(self, images: Tensor) -> Tensor:
         """The last block's softmax, without what the class token gives itself and the registers.

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nestling.backbones.class_attention import ClassAttentionBlock
-from nestling.backbones.features import Backbone, Features, apply_mask
+from nestling.backbones.features import Backbone, Features, apply_mask, check_count
 from nestling.backbones.layers import DropPath, LayerNorm, Mlp, init_linear
 from nestling.backbones.options import check_choice, check_drop_path, check_positive, check_width
 from nestling.backbones.positions import FourierPositions
@@ -199,6 +199,28 @@ class XCiT(Backbone):
         for block in self.cls_attn_blocks:
             cls, patches = self.run(block, cls, patches)
         return Features(self.norm(cls).squeeze(1), self.norm(patches), grid)
+
+    def last_blocks(self, images: Tensor, count: int) -> list[Features]:
+        """The class-attention blocks count too; those before them have the mean patch as `cls`.
+
+        Shape:
+            images: (B, C, H, W) -> `count` of Features
+        """
+        check_count(self.name, count, len(self.blocks) + len(self.cls_attn_blocks))
+        first_kept = len(self.blocks) + len(self.cls_attn_blocks) - count
+        patches, grid = self._embed(images)
+        found = []
+        for number, block in enumerate(self.blocks):
+            patches = self.run(block, patches, grid)
+            if number >= first_kept:
+                normalised = self.norm(patches)
+                found.append(Features(normalised.mean(1), normalised, grid))
+        cls = self._class_tokens(patches)
+        for number, block in enumerate(self.cls_attn_blocks, start=len(self.blocks)):
+            cls, patches = self.run(block, cls, patches)
+            if number >= first_kept:
+                found.append(Features(self.norm(cls).squeeze(1), self.norm(patches), grid))
+        return found
 
     def attention(self, images: Tensor) -> Tensor:
         """The last class-attention layer's softmax, without the share the class token gives itself.

@@ -5,7 +5,7 @@ One file a layout: `own`, `dino` (with iBOT and DINOv2), `xcit`, `swin` (with Es
 """
 
 from nestling.backbones.weights.fitting import fit
-from nestling.backbones.weights.loading import Loaded, Weights, load, read
+from nestling.backbones.weights.loading import Loaded, Weights, built, load, read
 from nestling.backbones.weights.report import Report
 
-__all__ = ["Loaded", "Report", "Weights", "fit", "load", "read"]
+__all__ = ["Loaded", "Report", "Weights", "built", "fit", "load", "read"]

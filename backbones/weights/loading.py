@@ -70,7 +70,14 @@ def load(
     Raises ValueError for a file that can't be read, is in no known layout, or does not match the
     backbone in every tensor; `allow_partial` names patterns of keys that may differ.
     """
-    weights = read(path, network, name, **options)
+    return built(read(path, network, name, **options), path, allow_partial)
+
+
+def built(weights: Weights, path: str | Path, allow_partial: Sequence[str] = ()) -> Loaded:
+    """The backbone that `weights`, read from `path`, describe, with them inside.
+
+    Raises ValueError where they don't match it, but for the keys that `allow_partial` names.
+    """
     backbone = create(weights.name, **weights.options).eval()
     try:
         report = fit(

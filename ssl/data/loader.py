@@ -3,7 +3,7 @@
 Shapes used below: B images, n local views, C channels, S and s the sides of global and local views.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from nestling.ssl.data.sources.base import ImageSource
 from nestling.ssl.data.workers import default_workers, end, explained, following, loader_of, room_for, started
 from nestling.ssl.errors import UserError
 from nestling.ssl.randomness import Stream, generator
-from nestling.ssl.views.evaluation import eval_view
+from nestling.ssl.views.evaluation import View
 from nestling.ssl.views.plan import NUM_GLOBAL, draw, sizes_at
 from nestling.ssl.views.render import render
 
@@ -162,20 +162,20 @@ class EvalBatch(NamedTuple):
 
 
 class _EvalBatches(Dataset[EvalBatch | UserError]):
-    def __init__(self, source: ImageSource, data: Data, size: int, crop_ratio: float) -> None:
-        self.reader, self.size, self.crop_ratio = Reader(source, data), size, crop_ratio
+    def __init__(self, source: ImageSource, data: Data, view: View) -> None:
+        self.reader, self.view = Reader(source, data), view
         self.channels = channels(data)
 
     def __getitem__(self, indices: list[int]) -> EvalBatch | UserError:
         try:
-            images = room_for((len(indices), self.channels, self.size, self.size))
+            images = room_for((len(indices), self.channels, *self.view.size))
             readable: list[int] = []
             failures: list[Failure] = []
             for index in indices:
                 image, failed = self.reader.read(index)
                 failures += failed
                 if image is not None:
-                    images.numpy()[len(readable)] = eval_view(image, self.size, self.crop_ratio)
+                    images.numpy()[len(readable)] = self.view(image, index)
                     readable.append(index)
         except UserError as error:
             return error
@@ -183,11 +183,12 @@ class _EvalBatches(Dataset[EvalBatch | UserError]):
 
 
 class EvalLoader:
-    """Every image exactly once over all processes: process r of W takes every W-th from r on.
+    """Every image exactly once over all processes: process r of W takes every W-th of `order` from r on.
 
-    Yields `EvalBatch`es, of size x size pixels. The shares of the processes, and so their numbers of
-    batches, may differ by one. With a `ledger` it ends as soon as more images than that allows can't
-    be read, so that a disk that is gone doesn't take hours to be noticed.
+    Without `order` that of the dataset; `order` may leave images out. Yields `EvalBatch`es of the
+    view's size. The shares of the processes, and so their numbers of batches, may differ by one. With a
+    `ledger` it ends as soon as more images than that allows can't be read, so that a disk that is gone
+    doesn't take hours to be noticed.
 
     Raises:
         UserError: while iterating: an image can't be read and is not to be skipped, too many can't, or
@@ -198,19 +199,18 @@ class EvalLoader:
         self,
         source: ImageSource,
         data: Data,
-        size: int,
-        crop_ratio: float,
+        view: View,
         batch_size: int,
         process: int = 0,
         num_processes: int = 1,
         num_workers: int = 0,
         ledger: Ledger | None = None,
+        order: Sequence[int] | None = None,
     ) -> None:
         self._ledger = ledger
-        mine = range(process, len(source), num_processes)
-        lists = [list(mine[start : start + batch_size]) for start in range(0, len(mine), batch_size)]
-        batches = _EvalBatches(source, data, size, crop_ratio)
-        self._loader = loader_of(batches, lists, num_workers, data.start_method)
+        mine = (range(len(source)) if order is None else order)[process::num_processes]
+        lists = [[*mine[start : start + batch_size]] for start in range(0, len(mine), batch_size)]
+        self._loader = loader_of(_EvalBatches(source, data, view), lists, num_workers, data.start_method)
 
     def __len__(self) -> int:
         return len(self._loader)

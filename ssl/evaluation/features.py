@@ -5,7 +5,7 @@ D channels.
 """
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -14,27 +14,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from nestling.backbones.features import Backbone, Features
+from nestling.backbones.features import Backbone
 from nestling.ssl.data.failures import Failure
 from nestling.ssl.data.loader import EvalBatch
 from nestling.ssl.data.workers import deaths_explained
 from nestling.ssl.distributed import everyones, failing_together, is_distributed, is_main
+from nestling.ssl.evaluation.readouts import last_blocks, readout
 from nestling.ssl.views.render import normalize
 
 Batches = Iterable[EvalBatch]
 
 ROWS = 65536  # gathered at once, which bounds the memory it takes on an accelerator
-
-
-def _class_token(features: Features) -> Tensor:
-    return features.cls.float()
-
-
-def _mean_patch(features: Features) -> Tensor:
-    return features.patches.float().mean(dim=1)
-
-
-POOLINGS: dict[str, Callable[[Features], Tensor]] = {"cls": _class_token, "mean_patch": _mean_patch}
 
 
 class Rows(NamedTuple):
@@ -61,7 +51,7 @@ def extract(
     device: torch.device | str,
     autocast: torch.dtype | None = None,
 ) -> Rows:
-    """The vector of each readable image under each pooling.
+    """The vector of each readable image under each pooling, the name of a read-out.
 
     Each process hands in the batches of its own share, which may be of unequal length or empty. The
     forward runs in evaluation mode, in `autocast` where given, and leaves the backbone and every
@@ -69,12 +59,14 @@ def extract(
 
     Shape:
         batches of (B,), (B, C, S, S) uint8 -> vectors {pooling: (n, D) float32 on the CPU}
+
+    Raises:
+        UserError: an unknown pooling, more last blocks than the network has, or what `batches` raise.
     """
-    pools = {name: POOLINGS[name] for name in poolings}
+    readouts = [readout(name) for name in poolings]
     device = torch.device(device)
-    # A process whose share is empty still takes part in the gathering.
     seen = [torch.empty(0, dtype=torch.long)]
-    kept = {name: [torch.empty(0, backbone.embed_dim)] for name in poolings}
+    kept: dict[str, list[Tensor]] = {name: [] for name in poolings}
     failures: list[Failure] = []
     # Not inference_mode: what a backbone caches in there, training could not use.
     with untouched(backbone), failing_together(), deaths_explained(), torch.no_grad():
@@ -85,12 +77,18 @@ def extract(
                 continue
             pixels = normalize(images.to(device, non_blocking=True), mean, std)
             with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
-                features = backbone(pixels)
+                blocks = last_blocks(backbone, pixels, readouts)
             seen.append(indices.cpu())
-            for name, pool in pools.items():
-                kept[name].append(pool(features).cpu())
-    vectors = {name: torch.cat(parts) for name, parts in kept.items()}
+            for wanted in readouts:
+                kept[wanted.name].append(wanted(blocks).cpu())
+    vectors = {name: _joined(parts) for name, parts in kept.items()}
     return in_dataset_order(torch.cat(seen), vectors, failures, num_images, device)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """All rows; a process whose share is empty still takes part in the gathering, with the others' width."""
+    width = max(everyones([parts[0].shape[1] if parts else 0]))
+    return torch.cat(parts) if parts else torch.empty(0, width)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from nestling.ssl.evaluation.features import Batches, Rows, extract
 from nestling.ssl.evaluation.knn import knn, search
 from nestling.ssl.evaluation.labels import matched_labels, refuse_shared_files
 from nestling.ssl.evaluation.pictures import Query
+from nestling.ssl.views.evaluation import Centre
 
 CACHE_BYTES = 256 * 2**20  # decoded images up to this size are kept between evaluations
 MAX_WORKERS = 4  # evaluations are short: more processes would take longer to start than they save
@@ -75,8 +76,7 @@ class OnlineKnn:
         loader = EvalLoader(
             source,
             config.data,
-            size=self.size,
-            crop_ratio=config.knn.crop_ratio,
+            Centre((self.size, self.size), config.knn.crop_ratio),
             batch_size=config.knn.batch_size,
             num_workers=min(MAX_WORKERS, default_workers() if workers is None else workers),
             process=process,

@@ -21,7 +21,7 @@ NONFINITE = "nonfinite.json"  # the step that was not finite
 TRACKED = "nestling"  # what trackers call the run, and their folder in it
 WRITTEN = (
     *(CONFIG, ENVIRONMENT, LOG, PICTURE, NONFINITE, ledger.FILE, TRACKED),
-    *("checkpoints", checkpoints.LAST, checkpoints.BEST),
+    *("checkpoints", "results", checkpoints.LAST, checkpoints.BEST),
 )
 FREE_ON_RESUME = (
     *("out", "resume", "overwrite", "data.num_workers", "data.start_method", "log."),

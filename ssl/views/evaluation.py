@@ -1,27 +1,55 @@
 """The view that evaluation sees: the centre of the image, at one size."""
 
+from dataclasses import dataclass
+from typing import Protocol
+
 import numpy as np
 from PIL import Image
 
 
-def eval_view(image: np.ndarray, size: int, crop_ratio: float = 0.875) -> np.ndarray:
-    """Resize the short side to size / crop_ratio and keep the central square.
+class View(Protocol):
+    """What an evaluation makes of an image: always one size. It travels to loader processes."""
 
-    Only what lands in the square is resampled, so a strip of 1 x 4000 pixels costs no more than
-    any other image.
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width."""
+
+    def __call__(self, image: np.ndarray, index: int) -> np.ndarray:
+        """Shape: image (H, W, C) uint8, its index in the dataset -> (C, *size) uint8."""
+
+
+@dataclass(frozen=True)
+class Centre:
+    """`eval_view` of a height and width."""
+
+    size: tuple[int, int]
+    crop_ratio: float = 0.875
+
+    def __call__(self, image: np.ndarray, index: int) -> np.ndarray:
+        return eval_view(image, self.size, self.crop_ratio)
+
+
+def eval_view(image: np.ndarray, size: int | tuple[int, int], crop_ratio: float = 0.875) -> np.ndarray:
+    """Resize the image to just cover size / crop_ratio and keep the centre of that size.
+
+    For a square that is: the short side becomes size / crop_ratio. Only what lands in the view is
+    resampled, so a strip of 1 x 4000 pixels costs no more than any other image.
 
     Shape:
-        image: (H, W, C) uint8
-        returns: (C, size, size) uint8
+        image: (H, W, C) uint8; size: the side, or (height, width)
+        returns: (C, *size) uint8
     """
+    high, wide = (size, size) if isinstance(size, int) else size
     height, width = image.shape[:2]
-    short = max(size, round(size / crop_ratio))
-    new_height = short if height <= width else int(short * height / width)
-    new_width = short if width <= height else int(short * width / height)
-    top, left = round((new_height - size) / 2), round((new_width - size) / 2)
+    cover_high, cover_wide = max(high, round(high / crop_ratio)), max(wide, round(wide / crop_ratio))
+    if height * cover_wide <= width * cover_high:
+        new_height, new_width = cover_high, max(cover_wide, int(cover_high * width / height))
+    else:
+        new_height, new_width = max(cover_high, int(cover_wide * height / width)), cover_wide
+    top, left = round((new_height - high) / 2), round((new_width - wide) / 2)
     down, across = height / new_height, width / new_width  # source pixels per pixel
-    box = (left * across, top * down, (left + size) * across, (top + size) * down)
-    return np.ascontiguousarray(resized(image, size, size, box).transpose(2, 0, 1))
+    box = (left * across, top * down, (left + wide) * across, (top + high) * down)
+    return np.ascontiguousarray(resized(image, high, wide, box).transpose(2, 0, 1))
 
 
 def resized(

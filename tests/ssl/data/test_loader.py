@@ -11,7 +11,7 @@ from nestling.ssl.data.loader import EvalLoader, TrainLoader
 from nestling.ssl.data.sources.opening import open_source
 from nestling.ssl.errors import UserError
 from nestling.ssl.randomness import Stream, generator
-from nestling.ssl.views.evaluation import eval_view
+from nestling.ssl.views.evaluation import Centre, eval_view
 from nestling.ssl.views.plan import draw, sizes_at
 from nestling.ssl.views.render import render
 
@@ -152,7 +152,7 @@ def test_where_asked_to_raise_an_unreadable_image_ends_the_iteration_in_one_line
         batches(with_bad_files, cfg, steps=4)
     assert "Traceback" not in str(raised.value)
     with pytest.raises(UserError, match=r"^\S*0[36]\.png: "):
-        list(EvalLoader(with_bad_files, cfg.data, 8, 1.0, 2, num_workers=workers))
+        list(EvalLoader(with_bad_files, cfg.data, Centre((8, 8), 1.0), 2, num_workers=workers))
 
 
 def test_another_image_stands_in_for_an_unreadable_one(with_bad_files):
@@ -171,14 +171,14 @@ def test_what_stands_in_depends_on_neither_workers_nor_the_start(with_bad_files)
 
 
 def test_evaluation_leaves_unreadable_images_out(with_bad_files):
-    found = list(EvalLoader(with_bad_files, Data(), 8, 1.0, 3))
+    found = list(EvalLoader(with_bad_files, Data(), Centre((8, 8), 1.0), 3))
     assert [batch.indices.tolist() for batch in found] == [[0, 1, 2], [4, 5], [7]]
     assert [len(batch.images) for batch in found] == [3, 2, 1]
     assert [failure.image for batch in found for failure in batch.failures] == [3, 6]
 
 
 def test_evaluation_ends_as_soon_as_too_many_are_unreadable(with_bad_files):
-    loader = iter(EvalLoader(with_bad_files, Data(), 8, 1.0, 3, ledger=Ledger(0.1, 8)))
+    loader = iter(EvalLoader(with_bad_files, Data(), Centre((8, 8), 1.0), 3, ledger=Ledger(0.1, 8)))
     assert next(loader).indices.tolist() == [0, 1, 2]
     with pytest.raises(UserError, match=r"^1 of 8 images can't be read, such as \S*03\.png: .*share=0\.1"):
         next(loader)
@@ -195,7 +195,7 @@ def test_too_few_images_are_refused_before_any_work(images):
 def test_evaluation_sees_each_image_once_over_all_processes(images, processes):
     seen = {}
     for process in range(processes):
-        for indices, views, _ in EvalLoader(images, Data(), 12, 0.8, 4, process, processes):
+        for indices, views, _ in EvalLoader(images, Data(), Centre((12, 12), 0.8), 4, process, processes):
             assert views.shape[1:] == (3, 12, 12)
             for index, view in zip(indices.tolist(), views, strict=True):
                 assert index not in seen
@@ -206,9 +206,9 @@ def test_evaluation_sees_each_image_once_over_all_processes(images, processes):
 
 @pytest.mark.slow
 def test_evaluation_with_workers_equals_evaluation_without(images):
-    plain = list(EvalLoader(images, Data(), 12, 1.0, 4))
+    plain = list(EvalLoader(images, Data(), Centre((12, 12), 1.0), 4))
     for method in ("fork", "spawn"):
-        shared = list(EvalLoader(images, Data(start_method=method), 12, 1.0, 4, num_workers=2))
+        shared = list(EvalLoader(images, Data(start_method=method), Centre((12, 12), 1.0), 4, num_workers=2))
         assert all(
             torch.equal(a, b)
             for ours, theirs in zip(shared, plain, strict=True)

@@ -89,11 +89,12 @@ FULL = """
     from nestling.ssl.data.loader import EvalLoader, TrainLoader
     from nestling.ssl.data.sources.opening import open_source
     from nestling.ssl.errors import UserError
+    from nestling.ssl.views.evaluation import Centre
 
     cfg = Config(data=Data(train=sys.argv[1], num_workers=2))
     cfg.train.batch_size, cfg.views.num_local, cfg.views.global_size = 4, 0, [512]
     source = open_source(cfg.data, "train")
-    judged = EvalLoader(source, cfg.data, 1024, 1.0, 4, num_workers=2)
+    judged = EvalLoader(source, cfg.data, Centre((1024, 1024), 1.0), 4, num_workers=2)
     for loader in (TrainLoader(source, cfg, 50, 0, 1), judged):
         try:
             list(loader)

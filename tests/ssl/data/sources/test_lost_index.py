@@ -17,6 +17,7 @@ from nestling.ssl.data.sources.folder import Folder
 from nestling.ssl.data.sources.lists import ImageList
 from nestling.ssl.data.sources.shards import TarShards
 from nestling.ssl.errors import UserError
+from nestling.ssl.views.evaluation import Centre
 
 
 def folder(tmp_path, cache):
@@ -58,7 +59,9 @@ def test_a_process_that_has_the_index_goes_on_without_it(tmp_path):
 def test_a_spawned_loader_process_hands_the_sentence_over(tmp_path):
     source = folder(tmp_path, str(tmp_path / "cache"))
     shutil.rmtree(tmp_path / "cache")
-    loader = EvalLoader(source, Data(start_method="spawn"), 16, 1.0, batch_size=2, num_workers=1)
+    loader = EvalLoader(
+        source, Data(start_method="spawn"), Centre((16, 16), 1.0), batch_size=2, num_workers=1
+    )
     with pytest.raises(UserError, match=r"was removed or damaged while a run used it") as refusal:
         list(loader)
     assert "Traceback" not in str(refusal.value)
