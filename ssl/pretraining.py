@@ -13,7 +13,7 @@ from nestling.backbones import Backbone
 from nestling.ssl.config import Config
 from nestling.ssl.data.ledger import Ledger
 from nestling.ssl.data.loader import TrainLoader
-from nestling.ssl.data.order import steps_per_epoch
+from nestling.ssl.data.order import course_of
 from nestling.ssl.data.sources.base import ImageSource
 from nestling.ssl.data.sources.opening import EMBEDDED, TORCHVISION, opened_together
 from nestling.ssl.data.survey import warn_of_shallow, warn_of_small
@@ -23,7 +23,7 @@ from nestling.ssl.errors import Stopped, UserError
 from nestling.ssl.evaluation.online import OnlineKnn
 from nestling.ssl.initial_weights import settled, start_from
 from nestling.ssl.names import printable
-from nestling.ssl.run import checkpoints, processes
+from nestling.ssl.run import changes, checkpoints, processes
 from nestling.ssl.run.disk import refuse_small
 from nestling.ssl.run.guards import try_a_step
 from nestling.ssl.run.progress import say_only_here
@@ -55,10 +55,7 @@ def pretrain(config: Config) -> Path:
     say_only_here(accelerator.is_main_process)
     images, queries = opened_together(config)
     place = (accelerator.process_index, accelerator.num_processes)
-    global_batch = config.train.batch_size * config.train.accumulation * accelerator.num_processes
-    schedules = Schedules(
-        config, steps_per_epoch(len(images), config, accelerator.num_processes), global_batch
-    )
+    course = course_of(len(images), config, accelerator.num_processes)
     ledger = Ledger(config.data.max_bad_share, len(images) + (len(queries) if queries is not None else 0))
     knn = None
     if queries is not None and config.knn.every:
@@ -73,14 +70,15 @@ def pretrain(config: Config) -> Path:
     with failing_together():
         if accelerator.is_main_process:
             refuse_small(config, method)
-    run = Run(config, accelerator, global_batch, len(images))
+    run = Run(config, accelerator, course)
+    schedules = Schedules(config, run.course)
     announce(config, accelerator, schedules, images, queries)
     if accelerator.is_main_process:
         warn_of_small(images, config)
         warn_of_shallow(config)
 
     def batches_from(step: int) -> TrainLoader:
-        return TrainLoader(images, config, schedules.num_steps, *place, start_step=step)
+        return TrainLoader(images, config, schedules.num_steps, *place, start_step=step, course=run.course)
 
     def judge(backbone: Backbone) -> dict[str, float]:
         assert knn is not None
@@ -162,11 +160,10 @@ def announce(
     for source in (images, queries):
         if source is not None and source.passed_over and (source is images or config.data.val is not None):
             logger.info(f"passed over in {printable(source.name)}: {source.passed_over}")
+    batch = changes.composition(changes.facts(schedules.course, config, accelerator.num_processes))
     logger.info(
-        f"global batch {schedules.global_batch} = {train.batch_size} images x {train.accumulation} "
-        f"micro-batch{'es' if train.accumulation > 1 else ''} x {accelerator.num_processes} "
-        f"process{'es' if accelerator.num_processes > 1 else ''}; steps: {schedules.steps_per_epoch} per "
-        f"epoch, {schedules.num_steps} in all (train.epochs={train.epochs})"
+        f"global batch {batch}; steps: {schedules.course.steps_per_epoch} per epoch, "
+        f"{schedules.num_steps} in all (train.epochs={train.epochs})"
     )
     hint = processes.idle_cores(accelerator)
     if hint:

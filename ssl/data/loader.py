@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 from nestling.ssl.config import Config, Data
 from nestling.ssl.data.channels import channels
+from nestling.ssl.data.course import Course
 from nestling.ssl.data.failures import Failure
 from nestling.ssl.data.ledger import Ledger
 from nestling.ssl.data.order import SampleRef, StepSampler
@@ -106,9 +107,10 @@ class TrainLoader:
         process: int,
         num_processes: int,
         start_step: int = 0,
+        course: Course | None = None,
     ) -> None:
         self.sampler = StepSampler(
-            len(source), cfg, total_steps, process, num_processes, start_step, source.blocks
+            len(source), cfg, total_steps, process, num_processes, start_step, source.blocks, course
         )
         workers = default_workers() if cfg.data.num_workers is None else cfg.data.num_workers
         batches = _TrainBatches(source, cfg)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nestling.ssl.config import Config
+from nestling.ssl.data.course import Course
 from nestling.ssl.errors import UserError
 from nestling.ssl.randomness import Stream, generator
 
@@ -81,6 +82,17 @@ def steps_per_epoch(num_images: int, cfg: Config, num_processes: int) -> int:
     return steps
 
 
+def course_of(num_images: int, cfg: Config, num_processes: int) -> Course:
+    """The course of a run from its first step on.
+
+    Raises:
+        UserError: not even one batch is full.
+    """
+    steps_per_epoch(num_images, cfg, num_processes)
+    global_batch = cfg.train.batch_size * cfg.train.accumulation * num_processes
+    return Course(num_images, global_batch, cfg.train.epochs, cfg.data.epoch_images)
+
+
 class StepSampler:
     """The micro-batches of one process, from `start_step` up to `total_steps`.
 
@@ -90,6 +102,9 @@ class StepSampler:
 
     Without a declared epoch, a pass begins with each epoch and drops what doesn't fill a step. With
     one, passes follow each other without a gap, so a slice may end one pass and begin the next.
+
+    Args:
+        course: says where in which pass a step begins; without it, a run at one batch from step 0 on.
 
     Raises:
         UserError: an epoch doesn't fill one step.
@@ -104,15 +119,15 @@ class StepSampler:
         num_processes: int,
         start_step: int = 0,
         blocks: np.ndarray | None = None,
+        course: Course | None = None,
     ) -> None:
         self.num_images, self.blocks = num_images, blocks
         self.seed, self.window = cfg.seed, cfg.data.shuffle_shards
         self.accumulation = cfg.train.accumulation
         self.process, self.num_processes = process, num_processes
-        self.global_batch = cfg.train.batch_size * self.accumulation * num_processes
+        self.course = course_of(num_images, cfg, num_processes) if course is None else course
+        self.global_batch = self.course.global_batch
         self.steps = range(start_step, total_steps)
-        self.steps_per_epoch = steps_per_epoch(num_images, cfg, num_processes)
-        self.is_endless = cfg.data.epoch_images is not None
         self._cached: tuple[int, np.ndarray] | None = None
 
     def __len__(self) -> int:
@@ -131,11 +146,7 @@ class StepSampler:
         Shape:
             returns: (2, global batch) int64
         """
-        if self.is_endless:
-            pass_, place = divmod(step * self.global_batch, self.num_images)
-        else:
-            pass_, place = divmod(step, self.steps_per_epoch)
-            place *= self.global_batch
+        pass_, place = self.course.slice_at(step)
         slices: list[np.ndarray] = []
         missing = self.global_batch
         while missing:

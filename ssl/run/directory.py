@@ -28,7 +28,7 @@ FREE_ON_RESUME = (
     *("train.keep_last", "train.keep_every", "train.on_full_disk"),
     *("train.activation_checkpointing", "train.max_hours", "train.on_nan", "expect_world_size"),
     *("data.cache", "data.root", "data.on_error", "data.max_bad_share"),
-    *("train.batch_size", "train.accumulation"),  # their product with the processes is compared instead
+    *("train.batch_size", "train.accumulation"),  # `changes` says what follows from another one
 )
 
 

@@ -49,14 +49,14 @@ class Journal:
             run,
             judge,
         )
-        self._ledger = ledger
+        self._course, self._ledger = schedules.course, ledger
         self._failures: list[Failure] = []
         self._replaced = 0  # on this process, since the last exchange
         self._replaced_in_epoch = 0  # on all
         self._skipped_steps = 0  # since the last line
         self.throughput = Throughput()
         self._losses, self._gradients = Window(), Window()
-        self._monitor = CollapseMonitor(patience=min(max(schedules.steps_per_epoch, 300), 3000))
+        self._monitor = CollapseMonitor(patience=min(max(self._course.steps_per_epoch, 300), 3000))
         self._progress: RunProgress
 
     @contextmanager
@@ -67,10 +67,10 @@ class Journal:
         try:
             with self._progress:
                 self._ledger.keep_in(self.run.path)
-                if first_step % self.schedules.steps_per_epoch:
+                if not self._course.ends_epoch(first_step):
                     self._replaced_in_epoch = self.run.logged_at(first_step).get("replaced_images", 0)
                 if first_step == 0:
-                    self.run.log(0, {"epoch": 0.0, **self._judged(0)})
+                    self.run.log(0, {"epoch": 0.0, "images_seen": 0, **self._judged(0)})
                 elif first_step == self.schedules.num_steps:
                     logger.info(
                         f"this run is finished: all its {first_step} steps are done, its results follow"
@@ -97,7 +97,7 @@ class Journal:
         self._progress.step(finished)
         judging = self.judge is not None and self._is_due(finished, config.knn.every)
         saving = self._is_due(finished, config.train.checkpoint_every) or verdict.code != 0
-        epoch_ends = finished % self.schedules.steps_per_epoch == 0
+        epoch_ends = self._course.ends_epoch(finished)
         if not (index == 0 or finished % config.log.every == 0 or epoch_ends or judging or saving):
             return
         record = {
@@ -126,8 +126,8 @@ class Journal:
     def _end_epoch(self, finished: int) -> None:
         if self._replaced_in_epoch:
             logger.info(
-                f"epoch {finished // self.schedules.steps_per_epoch}: {self._replaced_in_epoch} unreadable "
-                "images were replaced by others"
+                f"epoch {self._course.at(finished).epoch}: {self._replaced_in_epoch} unreadable images "
+                "were replaced by others"
             )
         self._replaced_in_epoch = 0
 
@@ -136,13 +136,14 @@ class Journal:
         if every_epochs == 0:
             return False
         interval = max(1, self.schedules.steps_in(every_epochs))
-        return finished % interval == 0 or finished == self.schedules.num_steps
+        return self._course.passes(finished, interval) or finished == self.schedules.num_steps
 
     def _read(self, finished: int, values: StepValues) -> dict[str, float]:
         """The record of the window that ends after `finished` steps; the means of what was finite."""
         (losses, _), (gradients, _) = self._losses.read(), self._gradients.read()
         record = {
-            "epoch": finished / self.schedules.steps_per_epoch,
+            "epoch": self._course.epoch_at(finished),
+            "images_seen": self._course.at(finished).images_seen,
             **losses,
             **gradients,
             **asdict(values),
@@ -170,7 +171,7 @@ class Journal:
         accuracies = dict(self.judge(self.method.teacher.backbone))
         self._progress.knn(next(iter(accuracies.values())))
         logger.info(
-            f"epoch {finished / self.schedules.steps_per_epoch:.4g}: "
+            f"epoch {self._course.epoch_at(finished):.4g}: "
             + "  ".join(f"{name} {accuracy:.1%}" for name, accuracy in accuracies.items())
         )
         return accuracies

@@ -105,7 +105,7 @@ class NonFiniteSteps:
         parts = everyones([part])
         values, path = self._schedules.at(step), self._run.path / directory.NONFINITE
         if self._run.is_main:
-            report = {"step": step + 1, "epoch": step / self._schedules.steps_per_epoch, **asdict(values)}
+            report = {"step": step + 1, "epoch": self._schedules.course.epoch_at(step), **asdict(values)}
             report["student_temperature"] = self._run.config.head.temperature
             directory.write_json(path, {**report, "processes": parts})
         self._is_told = True

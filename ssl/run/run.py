@@ -14,11 +14,11 @@ from torch.optim import Optimizer
 
 from nestling.ssl import command_line
 from nestling.ssl.config import Config
-from nestling.ssl.data.order import steps_per_epoch
+from nestling.ssl.data.course import Course
 from nestling.ssl.distillation import SelfDistillation
 from nestling.ssl.distributed import failing_together
 from nestling.ssl.errors import UserError
-from nestling.ssl.run import checkpoints, directory
+from nestling.ssl.run import changes, checkpoints, directory
 from nestling.ssl.run.disk import replaced
 from nestling.ssl.run.log import JsonLog, read
 from nestling.ssl.run.writing import CheckpointWriter
@@ -29,13 +29,15 @@ logger = logging.getLogger("nestling")
 class Run:
     """Claims `config.out` and writes everything that a run leaves there.
 
+    `course` is that of a new run; the attribute begins where the run goes on.
+
     Raises:
         UserError: on every process alike, where the directory can't be used as asked.
     """
 
-    def __init__(self, config: Config, accelerator: Accelerator, global_batch: int, num_images: int) -> None:
-        self.config = config
-        self.facts = {"global_batch": global_batch, "num_images": num_images}
+    def __init__(self, config: Config, accelerator: Accelerator, course: Course) -> None:
+        self.config, self.course = config, course
+        self.facts = changes.facts(course, config, accelerator.num_processes)
         self.path = Path(config.out)
         self.accelerator = accelerator
         self.is_main = accelerator.is_main_process
@@ -44,55 +46,43 @@ class Run:
         self._log: JsonLog | None = None
         self._writer = CheckpointWriter(self.path, config.train.keep_last, config.train.on_full_disk)
         self._saved_step = 0
-        # Counted in steps, so that no rounding decides what is kept.
-        self._kept_interval = config.train.keep_every * steps_per_epoch(
-            num_images, config, accelerator.num_processes
-        )
         if config.log.trackers:
             settings = {key: str(value) for key, value in flat(asdict(config)).items()}
             accelerator.init_trackers(directory.TRACKED, config=settings)
 
     def _claim(self) -> Path | None:
-        answer: list[Any] = [None, None]
+        answer: list[Any] = [None, None, self.course]
         if self.is_main:
             try:
                 answer[0] = directory.claim(self.config)
-                self._describe(answer[0])
+                answer[2] = self._describe(answer[0])
             except UserError as error:
                 answer[1] = str(error)
         broadcast_object_list(answer)
         if answer[1] is not None:
             raise UserError(answer[1])
+        self.course = answer[2]
         return answer[0]
 
-    def _describe(self, resumed_from: Path | None) -> None:
+    def _describe(self, resumed_from: Path | None) -> Course:
         """Write config.yaml and environment.json, after comparing with the run that goes on.
 
+        Returns the course from where it stands.
         The config is written as one that starts the same run elsewhere: it neither resumes nor deletes.
         """
+        course = self.course
         if resumed_from is not None:
             old: Any = OmegaConf.to_container(OmegaConf.load(resumed_from / directory.CONFIG))
             began = flat(asdict(Config(terms={}))) | flat(old)  # a key it didn't know had today's default
             directory.refuse_changes(began, flat(asdict(self.config)), self.config.out)
-            self._compare(checkpoints.load_trainer(resumed_from))
+            course = changes.continued(
+                course, self.config, self.facts, checkpoints.load_trainer(resumed_from)
+            )
         directory.write_json(self.path / directory.ENVIRONMENT, directory.environment())
         plain = replace(self.config, resume="never", overwrite=False)
         with replaced(self.path / directory.CONFIG) as draft:
             command_line.write(plain, draft)
-
-    def _compare(self, trainer: Mapping[str, Any]) -> None:
-        """Refuse other images, or another number of them per step, than the run began with."""
-        began, now = f"the run in out={self.path} began with", self.facts
-        if trainer["num_images"] != now["num_images"]:
-            raise UserError(
-                f"{began} {trainer['num_images']} training images, now there are {now['num_images']}: "
-                "restore them, or give another out for a new run"
-            )
-        if trainer["global_batch"] != now["global_batch"]:
-            raise UserError(
-                f"{began} a global batch of {trainer['global_batch']}, now it is {now['global_batch']}: "
-                "change train.batch_size, train.accumulation or the number of processes to keep it"
-            )
+        return course
 
     def restore(self, method: SelfDistillation, optimizer: Optimizer) -> int:
         """Load the checkpoint to go on from, if any; returns the number of finished steps."""
@@ -144,8 +134,8 @@ class Run:
         """
         is_best = knn is not None and (self.best is None or knn >= self.best)
         self.best = knn if is_best else self.best
-        interval = self._kept_interval
-        is_kept = interval > 0 and step // interval > self._saved_step // interval
+        every, epochs = self.config.train.keep_every, self.course.at(step).epoch
+        is_kept = every > 0 and epochs // every > self.course.at(self._saved_step).epoch // every
         self._saved_step = step
         with failing_together():
             if self.is_main:
@@ -162,9 +152,8 @@ class Run:
             terms=method.terms.state_dict(),
             optimizer=optimizer.state_dict(),
             trainer={
-                "step": step,
+                **asdict(self.course.at(step)),
                 **self.facts,
-                "num_processes": self.accelerator.num_processes,
                 "best": self.best,
                 "kept": is_kept,
                 "scaler": scaler.state_dict() if scaler is not None else None,

@@ -210,6 +210,31 @@ def test_two_processes_killed_and_resumed_equal_two_left_alone(together, tmp_pat
     assert resumed_log == alone_log
 
 
+def test_a_run_goes_on_with_two_processes_for_one_and_back(tmp_path, image_folder, repository):
+    """58 images: a step of 8 on one process, one of 12 on two, then steps of 4 on one to the end."""
+    data, run = image_folder(classes=4, per_class=16), tmp_path / "run"
+    given = [RECIPE, f"data.train={data}", f"out={run}", "resume=auto", *TINY, *SHORT, "knn.every=0"]
+    a_step, alone = [*given, "train.max_hours=0"], [sys.executable]
+    said = started([*alone, *a_step, "train.batch_size=8"], repository, expected=75)
+    assert "stopped: train.max_hours=0.0 are over; step_00000001 is saved" in said
+    two = ["train.batch_size=3", "train.accumulation=2"]
+    said = started([*TORCHRUN, *a_step, *two], repository, expected=1)  # torchrun's own code
+    assert said.count("warning: the run in") == 1
+    assert (
+        "12 = 3 images x 2 micro-batches x 2 processes, it was 8 = 8 images x 1 micro-batch x 1 proc" in said
+    )
+    assert "steps per epoch 7 -> 4, steps left 13 -> 8" in said
+    assert "step_00000002 is saved" in said
+    said = started([*alone, *given, "train.batch_size=4"], repository)
+    assert said.count("warning: the run in") == 1
+    assert "4 = 4 images x 1 micro-batch x 1 process, it was 12 = 3 images" in said
+
+    left, log = (58 - 8 - 12) // 4, records(run)
+    assert [record["step"] for record in log] == list(range(2 + left + 14 + 1))
+    assert [record["images_seen"] for record in log] == [0, 8, *range(20, 20 + 4 * left + 4 * 14 + 1, 4)]
+    assert [record["epoch"] for record in log if record["images_seen"] in (20 + 4 * left, 112)] == [1, 2]
+
+
 def test_knn_rises_while_a_small_xcit_trains_for_real(tmp_path, repository):
     """The demo with half of its blocks, two of its epochs and a teacher that follows faster."""
     run = tmp_path / "run"

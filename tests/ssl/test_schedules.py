@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from nestling.ssl.config import Backbone, Config, Optim, Teacher, Train
+from nestling.ssl.data.course import Course
 from nestling.ssl.schedules import Schedules, cosine_at, linear_at, peak_learning_rate, warmup_cosine_at
 
 
@@ -15,7 +16,11 @@ def schedules(steps_per_epoch: int = 7, global_batch: int = 512, **train: int) -
             momentum=0.996, temperature_start=0.04, temperature=0.07, temperature_warmup_epochs=5
         ),
     )
-    return Schedules(config, steps_per_epoch, global_batch)
+    return Schedules(config, course(config, steps_per_epoch, global_batch))
+
+
+def course(config: Config, steps_per_epoch: int, global_batch: int) -> Course:
+    return Course(steps_per_epoch * global_batch, global_batch, config.train.epochs)
 
 
 def published_cosine(base: float, end: float, num_steps: int) -> np.ndarray:
@@ -69,7 +74,8 @@ def test_the_peak_rate_follows_the_scaling_rule(scaling, peak):
 
 
 def test_the_published_xcit_recipe_reaches_its_peak_at_the_end_of_the_warmup():
-    plan = Schedules(Config(train=Train(epochs=300), optim=Optim(lr=5e-4, warmup_epochs=10)), 1251, 1024)
+    config = Config(train=Train(epochs=300), optim=Optim(lr=5e-4, warmup_epochs=10))
+    plan = Schedules(config, course(config, 1251, 1024))
     assert plan.at(12510 - 1).lr == pytest.approx(2e-3)
     assert max(plan.at(step).lr for step in range(0, plan.num_steps, 101)) <= 2e-3
 
@@ -95,6 +101,6 @@ def test_the_backbone_waits_for_a_fresh_head_where_it_starts_from_weights(
     config = Config(
         init_from=init_from, backbone=Backbone(freeze_epochs=freeze_epochs), train=Train(epochs=epochs)
     )
-    plan = Schedules(config, steps_per_epoch=10, global_batch=256)
+    plan = Schedules(config, course(config, steps_per_epoch=10, global_batch=256))
     frozen = [plan.at(step).backbone_frozen for step in range(plan.num_steps)]
     assert frozen == [True] * expected + [False] * (plan.num_steps - expected)
