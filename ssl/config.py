@@ -221,6 +221,11 @@ class Train:
     activation_checkpointing: bool = key(
         False, "compute activations twice instead of keeping them: less memory, the same gradients"
     )
+    sharding: str = key(
+        "none",
+        "full: each of several processes keeps its part of weights, gradients and moments (FSDP2)",
+        choices=("none", "full"),
+    )
     precision: str = key(
         "auto", "auto: bf16 where the device multiplies it natively", choices=("auto", "fp32", "bf16", "fp16")
     )

@@ -14,7 +14,7 @@ from nestling.backbones import Backbone
 from nestling.ssl import terms
 from nestling.ssl.config import Config
 from nestling.ssl.data.channels import backbone_options
-from nestling.ssl.distributed import average
+from nestling.ssl.distributed import average, local
 from nestling.ssl.heads import ProjectionHead
 from nestling.ssl.terms import Outputs, Term
 
@@ -111,8 +111,8 @@ class SelfDistillation(nn.Module):
 
         Once per step. Weights that are equal stay equal bit for bit: t + w (s - t) = t.
         """
-        teacher: list[Tensor] = list(self.teacher.parameters())
-        student: list[Tensor] = list(self.student.parameters())
+        teacher = [local(parameter) for parameter in self.teacher.parameters()]
+        student = [local(parameter) for parameter in self.student.parameters()]
         torch._foreach_lerp_(teacher, student, 1 - momentum)
         average(running_statistics(self.teacher))
         average(running_statistics(self.student))

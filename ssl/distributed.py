@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -54,6 +54,16 @@ def average(tensors: list[Tensor]) -> None:
     flat = summed(torch.cat([tensor.flatten() for tensor in tensors])) / dist.get_world_size()
     for tensor, mean in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
         tensor.copy_(mean.view_as(tensor))
+
+
+def is_sharded(value: object) -> bool:
+    """Whether a tensor lies in parts on several processes."""
+    return hasattr(value, "to_local")  # torch's DTensor, whose module takes long to import
+
+
+def local(tensor: Any) -> Tensor:
+    """This process's part of a sharded tensor, in the same memory; any other tensor itself."""
+    return tensor.to_local() if is_sharded(tensor) else tensor
 
 
 def everyones(items: list[Item]) -> list[Item]:

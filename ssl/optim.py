@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from nestling.ssl.config import Optim
 from nestling.ssl.distillation import Network
+from nestling.ssl.distributed import is_sharded, local, summed
 from nestling.ssl.schedules import StepValues
 
 
@@ -61,9 +62,13 @@ def freeze(module: nn.Module) -> None:
 
 
 def gradient_norms(parameters: Iterable[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """All gradients and the norm of each."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    return gradients, list(torch._foreach_norm(gradients))
+    """All gradients, or this process's parts of them, and the norm of each as a whole."""
+    found = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    gradients = [local(gradient) for gradient in found]
+    norms = torch._foreach_norm(gradients)
+    if any(map(is_sharded, found)):  # then all are
+        norms = summed(torch.stack(norms).square()).sqrt().unbind()
+    return gradients, list(norms)
 
 
 @torch.no_grad()

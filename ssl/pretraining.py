@@ -23,7 +23,7 @@ from nestling.ssl.errors import Stopped, UserError
 from nestling.ssl.evaluation.online import OnlineKnn
 from nestling.ssl.initial_weights import settled, start_from
 from nestling.ssl.names import printable
-from nestling.ssl.run import changes, checkpoints, processes
+from nestling.ssl.run import changes, checkpoints, processes, sharding
 from nestling.ssl.run.disk import refuse_small
 from nestling.ssl.run.guards import try_a_step
 from nestling.ssl.run.progress import say_only_here
@@ -82,6 +82,7 @@ def pretrain(config: Config) -> Path:
 
     def judge(backbone: Backbone) -> dict[str, float]:
         assert knn is not None
+        backbone = sharding.whole_backbone(backbone, config)
         return knn.judge(backbone, accelerator.device, processes.autocast_dtype(accelerator))
 
     with stopping.listening(), processes.gone_explained():
@@ -91,7 +92,8 @@ def pretrain(config: Config) -> Path:
         )
         if code:
             leave(run, config, accelerator, code)
-    show(run.path, method.teacher.backbone, knn, queries or images, config, accelerator)
+    backbone = sharding.whole_backbone(method.teacher.backbone, config)
+    show(run.path, backbone, knn, queries or images, config, accelerator)
     accelerator.end_training()
     return run.path
 

@@ -17,6 +17,7 @@ from nestling.ssl.data.ledger import Ledger
 from nestling.ssl.data.loader import Batch
 from nestling.ssl.distillation import SelfDistillation
 from nestling.ssl.randomness import Stream, generator
+from nestling.ssl.run import sharding
 from nestling.ssl.run.journal import Journal, Judge
 from nestling.ssl.run.nonfinite import Forward, NonFiniteSteps
 from nestling.ssl.run.run import Run
@@ -51,8 +52,8 @@ def train(
     # A fused optimizer hides from accelerate that fp16 gradients overflowed and its step was skipped.
     fused = accelerator.scaler is None
     own_optimizer = optim.build(config.optim, optim.parameter_groups(method.student), fused)
+    student, optimizer = sharding.prepared(method, own_optimizer, accelerator, config)
     first_step = run.restore(method, own_optimizer)
-    student, optimizer = accelerator.prepare(method.student, own_optimizer)
     journal = Journal(method, own_optimizer, schedules, run, judge, ledger)
 
     repeat = partial(repeated, method, student, batches_from, schedules, config, accelerator)
@@ -117,7 +118,8 @@ def compared(
     views, size = on_device(batch, config, accelerator.device), len(batch.indices)
     with accelerator.autocast():
         targets = method.targets(views[0], size)
-    return method.loss(student(views, size), targets, values.temperature)
+        outputs = student(views, size)
+    return method.loss(outputs, targets, values.temperature)
 
 
 def clipped(

@@ -114,6 +114,11 @@ def console(config: Config) -> list[str]:
     return [line.split()[1] for line in run(config).splitlines() if line.startswith("step ")]
 
 
+def warned(config: Config) -> list[str]:
+    """What the console warns of."""
+    return [line for line in run(config).splitlines() if line.startswith("warning")]
+
+
 def second_start(config: Config) -> tuple[str, bool]:
     """A start where a run is finished: what comes of it, and whether that run's folder is still there."""
     run(replace(config, resume="never", overwrite=False))

@@ -1,12 +1,10 @@
 """What happens between the steps of a run: logging, judging, saving."""
 
 import logging
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -17,6 +15,7 @@ from nestling.ssl.data.loader import Batch
 from nestling.ssl.distillation import SelfDistillation
 from nestling.ssl.errors import UserError
 from nestling.ssl.monitors import CollapseMonitor, Throughput, Window
+from nestling.ssl.run.nonfinite import has_broken_weights
 from nestling.ssl.run.progress import RunProgress
 from nestling.ssl.run.run import Run
 from nestling.ssl.run.stopping import Verdict
@@ -157,8 +156,7 @@ class Journal:
 
     def _refuse_broken_weights(self, finished: int) -> None:
         """Save no weights that the step itself made infinite: the checkpoint before is worth more."""
-        weights = [t for t in self.method.state_dict().values() if t.is_floating_point() and t.numel()]
-        if not torch.stack(torch._foreach_norm(weights, math.inf)).isfinite().all():
+        if has_broken_weights(self.method):
             raise UserError(
                 f"weights are not finite after step {finished}, so they are not saved: start again with a "
                 "lower optim.lr, with optim.clip_mode, or with train.precision=bf16 or fp32"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from nestling.ssl.data.loader import Batch
 from nestling.ssl.distillation import SelfDistillation
-from nestling.ssl.distributed import everyones, failing_together
+from nestling.ssl.distributed import everyones, failing_together, largest, local
 from nestling.ssl.errors import UserError
 from nestling.ssl.names import printable
 from nestling.ssl.run import directory
@@ -124,7 +124,7 @@ class NonFiniteSteps:
         gradients = [
             name
             for name, parameter in self._method.student.named_parameters()
-            if parameter.grad is not None and not parameter.grad.isfinite().all()
+            if parameter.grad is not None and not local(parameter.grad).isfinite().all()
         ]
         forwards = []
         with torch.no_grad(), watched(self._method) as bad_modules:
@@ -139,6 +139,15 @@ class NonFiniteSteps:
             "num_gradients": len(gradients),
             "micro_batches": forwards,
         }
+
+
+@torch.no_grad()
+def has_broken_weights(method: SelfDistillation) -> bool:
+    """Whether a weight or statistic of any process, which may hold a part, is not finite; all call this."""
+    own = [local(tensor) for tensor in method.state_dict().values() if tensor.is_floating_point()]
+    norms = torch._foreach_norm([tensor for tensor in own if tensor.numel()], math.inf)
+    is_broken = torch.stack(norms).isfinite().all().logical_not()
+    return bool(largest(is_broken.float()))
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import (
     DistributedDataParallelKwargs,
+    GradientAccumulationPlugin,
     InitProcessGroupKwargs,
     KwargsHandler,
     LoggerType,
@@ -23,6 +24,7 @@ from torch import nn
 from nestling.ssl.config import Config
 from nestling.ssl.distributed import computes_on_cpu, is_distributed, processes_here, usable_cpus
 from nestling.ssl.errors import UserError
+from nestling.ssl.run import sharding
 
 logger = logging.getLogger("nestling")
 
@@ -34,6 +36,8 @@ HARMLESS = {
     "`broadcast_buffers` is deprecated": FutureWarning,
     # Depthwise kernels, whose only input channel may have any stride: DDP copies a few kilobytes.
     "Grad strides do not match bucket view strides": UserWarning,
+    # Logits of one crop size are a view of all logits, and nobody writes into them.
+    "FSDP2-wrapped module .* returned a view tensor": UserWarning,
 }
 
 # What gloo and NCCL say of a process that they can no longer reach.
@@ -57,14 +61,21 @@ def start(config: Config) -> Accelerator:
     check_world_size(config.expect_world_size)
     check_trackers(config.log.trackers)
     precision = resolved_precision(config.train.precision)
-    return join(
+    # Sharded gradients are summed after every micro-batch: kept until the last one, they would be whole.
+    accumulation = GradientAccumulationPlugin(
+        num_steps=config.train.accumulation, sync_each_batch=config.train.sharding != "none"
+    )
+    accelerator = join(
         mixed_precision="no" if precision == "fp32" else precision,
-        gradient_accumulation_steps=config.train.accumulation,
+        gradient_accumulation_plugin=accumulation,
+        fsdp_plugin=sharding.plugin(config),
         log_with=config.log.trackers or None,
         project_dir=config.out,
         step_scheduler_with_optimizer=False,
         handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
     )
+    os.environ.pop(sharding.LAUNCHERS_WISH, None)  # accelerate makes it its own; a next run here is free
+    return accelerator
 
 
 def join(handlers: Sequence[KwargsHandler] = (), **settings: Any) -> Accelerator:

@@ -18,7 +18,7 @@ from nestling.ssl.data.course import Course
 from nestling.ssl.distillation import SelfDistillation
 from nestling.ssl.distributed import failing_together
 from nestling.ssl.errors import UserError
-from nestling.ssl.run import changes, checkpoints, directory
+from nestling.ssl.run import changes, checkpoints, directory, sharding
 from nestling.ssl.run.disk import replaced
 from nestling.ssl.run.log import JsonLog, read
 from nestling.ssl.run.writing import CheckpointWriter
@@ -89,10 +89,10 @@ class Run:
         step = 0
         if self.resumed_from is not None:
             checkpoint = checkpoints.load(self.resumed_from)
-            method.student.load_state_dict(checkpoint.student)
-            method.teacher.load_state_dict(checkpoint.teacher)
+            sharding.load(method.student, checkpoint.student)
+            sharding.load(method.teacher, checkpoint.teacher)
             method.terms.load_state_dict(checkpoint.terms)
-            optimizer.load_state_dict(checkpoint.optimizer)
+            sharding.load_optimizer(optimizer, checkpoint.optimizer)
             if self.accelerator.scaler is not None and checkpoint.trainer["scaler"]:
                 self.accelerator.scaler.load_state_dict(checkpoint.trainer["scaler"])
             self.best = checkpoint.trainer["best"]
@@ -139,18 +139,17 @@ class Run:
         self._saved_step = step
         with failing_together():
             if self.is_main:
-                self._writer.write(self._content(step, method, optimizer, is_kept), is_best)
+                self._writer.wait()  # before the next is gathered: host memory holds one at a time
+        states, are_copies = sharding.gathered(method, optimizer, self.is_main), sharding.is_applied(method)
+        with failing_together():
+            if self.is_main:
+                self._writer.write(self._content(step, states, is_kept), is_best, are_copies)
 
-    def _content(
-        self, step: int, method: SelfDistillation, optimizer: Optimizer, is_kept: bool
-    ) -> checkpoints.Checkpoint:
-        """What is saved, still shared with training."""
+    def _content(self, step: int, states: Mapping[str, Any], is_kept: bool) -> checkpoints.Checkpoint:
+        """What is saved; without sharding, still shared with training."""
         scaler = self.accelerator.scaler
         return checkpoints.Checkpoint(
-            student=method.student.state_dict(),
-            teacher=method.teacher.state_dict(),
-            terms=method.terms.state_dict(),
-            optimizer=optimizer.state_dict(),
+            **states,
             trainer={
                 **asdict(self.course.at(step)),
                 **self.facts,

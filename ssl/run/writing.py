@@ -34,14 +34,15 @@ class CheckpointWriter:
         self._error: Exception | None = None
         self._giving_up = Event()
 
-    def write(self, checkpoint: Checkpoint, is_best: bool) -> None:
-        """Copy `checkpoint` and begin to save it, once the one before is saved.
+    def write(self, checkpoint: Checkpoint, is_best: bool, is_copy: bool = False) -> None:
+        """Copy `checkpoint`, unless it is a copy, and begin to save it, once the one before is saved.
 
         Raises:
             UserError: the one before could not be saved.
         """
         self.wait()
-        self._thread = Thread(target=self._save, args=(checkpoint.copied(), is_best), name="checkpoint")
+        own = checkpoint if is_copy else checkpoint.copied()
+        self._thread = Thread(target=self._save, args=(own, is_best), name="checkpoint")
         self._thread.start()
 
     def wait(self) -> None:

@@ -30,6 +30,7 @@ from config_observers import (
     split,
     structure,
     views,
+    warned,
 )
 from image_folder import texture, write_image_folder
 from PIL import Image
@@ -180,6 +181,7 @@ EFFECTS = [
     Effect("train.accumulation", "2", order),
     Effect("train.accumulation", "2", learned),
     Effect("train.activation_checkpointing", "true", checkpointed),
+    Effect("train.sharding", "full", warned),
     Effect("train.precision", "bf16", learned),
     Effect("train.checkpoint_every", "2", files),
     Effect("train.keep_last", "1", files),
