@@ -7,7 +7,6 @@ import hashlib
 import logging
 import multiprocessing
 import resource
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
@@ -80,26 +79,30 @@ def files(config: Config) -> list[str]:
     return sorted(str(path.relative_to(out.parent)) for path in out.rglob("*"))
 
 
+class RoomWhenTold(logging.Handler):
+    """Lifts a limit as soon as a run says that it waits for room."""
+
+    def __init__(self, limit: tuple[int, int]) -> None:
+        super().__init__(logging.WARNING)
+        self.limit = limit
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "waits for room" in record.getMessage():
+            resource.setrlimit(resource.RLIMIT_FSIZE, self.limit)
+
+
 def full_disk(config: Config) -> bool:
-    """Whether a run ends whose first checkpoint finds no room; there is room half a second later."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    ended = threading.Event()
-
-    def make_room() -> None:
-        while not ended.wait(0.05) and not (Path(config.out) / "checkpoints").exists():
-            continue
-        ended.wait(0.5)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-    maker = threading.Thread(target=make_room)
-    patience, writing.SECONDS_BETWEEN_TRIES = writing.SECONDS_BETWEEN_TRIES, 0.1
+    """Whether a run ends whose first checkpoint finds no room; one that waits gets it."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler, patience = RoomWhenTold(limit), writing.SECONDS_BETWEEN_TRIES
+    logging.getLogger("nestling").addHandler(handler)
+    writing.SECONDS_BETWEEN_TRIES = 0.1
     try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (16_384, hard))
-        maker.start()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (16_384, limit[1]))
         return "file too large" in beginning(config)
     finally:
-        ended.set()
-        maker.join()
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        logging.getLogger("nestling").removeHandler(handler)
         writing.SECONDS_BETWEEN_TRIES = patience
 
 
