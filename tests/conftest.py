@@ -1,4 +1,4 @@
-"""What all tests share: no network, one thread, no user's settings, and a folder of images to learn from."""
+"""What all tests share: no network, one thread, no user's settings, an order, and images to learn from."""
 
 import os
 
@@ -7,11 +7,23 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # sums in one order, and no fight
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from image_folder import write_image_folder
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """pytest-xdist (3.8 and later) hands files out in the order below, not by their number of tests."""
+    config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first: at the end short ones are left, and no process works long alone."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
 
 
 @pytest.fixture(scope="session", autouse=True)

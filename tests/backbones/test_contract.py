@@ -1,6 +1,7 @@
 """What must hold for every registered name, whatever its family.
 
-Names are built shallow and narrow where numbers are computed, and as they are where shapes suffice.
+Names are built as they are where shapes suffice, and shallow and narrow where numbers are computed: many
+names are the same network then, so one of each is run.
 """
 
 import copy
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from nestling import backbones
+from nestling.backbones import registry
 
 NAMES = backbones.names()
 SHRUNK = {
@@ -19,11 +21,22 @@ SHRUNK = {
 }
 ONE_PER_FAMILY = ["vit_small_p16", "vit_giant_p14", "swin_tiny_w7", "xcit_small_12_p16"]
 FULL_SIZE = [pytest.param(n, marks=[] if n in ONE_PER_FAMILY[2:] else [pytest.mark.slow]) for n in NAMES]
+DEFAULTS = {name: registry._REGISTRY[name][1] for name in NAMES}
 SIZES = [(224, 224), (96, 96), (160, 160), (64, 128), None]  # None: the smallest legal
 
 
 def family(name):
     return name.partition("_")[0]
+
+
+def kind(name):
+    """What a name still says once it is shrunk."""
+    shared = SHRUNK[family(name)]
+    return family(name), *sorted(item for item in DEFAULTS[name].items() if item[0] not in shared)
+
+
+# One name per network: those of ONE_PER_FAMILY and one of every other.
+DISTINCT = list({kind(name): name for name in [*NAMES[::-1], *ONE_PER_FAMILY]}.values())
 
 
 def shrunk(name, **options):
@@ -75,7 +88,17 @@ def test_a_batch_without_images_has_features_without_rows(name):
 
 def test_every_family_is_here():
     assert {family(name) for name in NAMES} == SHRUNK.keys()
-    assert set(ONE_PER_FAMILY) <= set(NAMES)
+    assert set(ONE_PER_FAMILY) <= set(DISTINCT) <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", sorted({*NAMES} - {*DISTINCT}))
+def test_a_name_that_is_run_no_further_is_the_network_of_another_to_the_bit(name):
+    (other,) = (shrunk(one) for one in DISTINCT if kind(one) == kind(name))
+    model = shrunk(name)
+    assert repr(model) == repr(other)
+    expected = other.state_dict()
+    assert model.state_dict().keys() == expected.keys()
+    assert all(torch.equal(value, expected[key]) for key, value in model.state_dict().items())
 
 
 @pytest.mark.parametrize("name", FULL_SIZE)
@@ -94,7 +117,7 @@ def test_at_its_full_size_it_keeps_the_contract_on_the_meta_device(name):
     model.check_size(model.min_size, model.min_size)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", DISTINCT)
 def test_weight_decay_spares_all_but_matrices_and_kernels(name):
     model = shrunk(name, mask_token=True)
     spared = model.no_weight_decay()
@@ -105,7 +128,7 @@ def test_weight_decay_spares_all_but_matrices_and_kernels(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", DISTINCT)
 def test_every_parameter_has_a_finite_gradient_at_every_size(name):
     model = shrunk(name).train()
     for size in SIZES:
@@ -132,7 +155,7 @@ def test_an_image_below_the_smallest_size_is_refused_with_a_size_that_works(name
         model(torch.randn(2, 3, small, model.min_size))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", DISTINCT)
 def test_drop_path_acts_in_training_only(name):
     plain, dropping = shrunk(name), shrunk(name, drop_path=0.5)
     dropping.load_state_dict(plain.state_dict(), strict=True)
@@ -146,7 +169,7 @@ def test_drop_path_acts_in_training_only(name):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", DISTINCT)
 def test_attention_is_a_share_per_patch_or_refused(name):
     model = shrunk(name).eval()
     images = images_for(model)
@@ -164,7 +187,7 @@ def test_attention_is_a_share_per_patch_or_refused(name):
 
 @torch.no_grad()
 @pytest.mark.parametrize("learned", [False, True])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", DISTINCT)
 def test_the_pyramid_has_strides_4_8_16_and_32(name, learned):
     model = shrunk(name, pyramid=learned).eval()
     for size in [(64, 96), (100, 76), None]:
@@ -175,7 +198,7 @@ def test_the_pyramid_has_strides_4_8_16_and_32(name, learned):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", DISTINCT)
 def test_state_dict_copy_and_pickle_give_the_same_network(name):
     model = shrunk(name, mask_token=True, pyramid=True, drop_path=0.1).eval()
     images = images_for(model)
@@ -192,7 +215,7 @@ def test_state_dict_copy_and_pickle_give_the_same_network(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", DISTINCT)
 def test_activation_checkpointing_changes_neither_gradients_nor_running_statistics(name):
     plain = shrunk(name, drop_path=0.3).train()
     checkpointed = copy.deepcopy(plain)
@@ -214,10 +237,10 @@ def test_activation_checkpointing_changes_neither_gradients_nor_running_statisti
 
 @torch.no_grad()
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", DISTINCT)
 def test_the_whole_graph_compiles_to_the_same_outputs(name):
     torch.compiler.reset()
-    model = shrunk(name).eval()
+    model = shrunk(name, depth=1).eval()
     compiled = torch.compile(copy.deepcopy(model), fullgraph=True, dynamic=False, backend="eager")
     images = images_for(model)
     assert_same(compiled(images), model(images))
@@ -227,7 +250,7 @@ def test_the_whole_graph_compiles_to_the_same_outputs(name):
 @pytest.mark.parametrize("name", ONE_PER_FAMILY)
 def test_compiled_it_trains_alike(name):
     torch.compiler.reset()
-    model = shrunk(name).train()
+    model = shrunk(name, depth=1).train()
     twin = copy.deepcopy(model)
     compiled = torch.compile(twin, fullgraph=True, dynamic=False, backend="aot_eager")
     images = images_for(model)
@@ -253,9 +276,9 @@ def test_compiled_by_inductor_it_gives_the_same_outputs(name):
 
 @torch.no_grad()
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", DISTINCT)
 def test_an_exported_program_gives_the_same_outputs(name):
-    model = shrunk(name).eval()
+    model = shrunk(name, depth=1).eval()
     images = images_for(model)
     program = torch.export.export(model, (images,)).module()
     other = torch.randn_like(images)
@@ -266,7 +289,7 @@ def test_an_exported_program_gives_the_same_outputs(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ONE_PER_FAMILY[1:])
 def test_an_exported_program_of_free_height_and_width_gives_the_same_outputs(name):
-    model = shrunk(name).eval()
+    model = shrunk(name, depth=1).eval()
     step = model.stride if family(name) == "vit" else 1
     side = {
         key: step * torch.export.Dim(key, min=64 // step, max=1024 // step) for key in ("height", "width")

@@ -1,4 +1,4 @@
-"""What must hold for Swin whatever its weights."""
+"""What must hold for Swin whatever its weights; masks, pyramid and attention have files of their own."""
 
 import copy
 import pickle
@@ -8,10 +8,7 @@ import torch
 from torch import nn
 
 from nestling import backbones
-from nestling.backbones.swin import PatchMerging, Swin
-from nestling.backbones.symbolic_windows import cut_grid
-from nestling.backbones.window_attention import WindowAttention
-from nestling.backbones.windows import Windows, token_places
+from nestling.backbones.swin import Swin
 
 
 def tiny(**options) -> Swin:
@@ -20,92 +17,6 @@ def tiny(**options) -> Swin:
     model = backbones.create("swin_tiny_w7", **{**sizes, **options})
     assert isinstance(model, Swin)
     return model
-
-
-def attention_as_written(layer: WindowAttention, x: torch.Tensor) -> torch.Tensor:
-    """Equation 4, token by token: each sees the real tokens of its window that lie beside it on the grid."""
-    (height, width), size, heads = x.shape[1:3], layer.window, layer.num_heads
-    shift = [size // 2 if layer.shifted and side > size else 0 for side in (height, width)]
-    out = torch.zeros_like(x)
-
-    def window_of(place: tuple[int, int]) -> tuple[int, int]:
-        return (place[0] + size - shift[0]) // size, (place[1] + size - shift[1]) // size
-
-    places = [(row, column) for row in range(height) for column in range(width)]
-    for row, column in places:
-        seen = [place for place in places if window_of(place) == window_of((row, column))]
-        q = layer.qkv(x[:, row, column]).chunk(3, dim=-1)[0].unflatten(-1, (heads, -1))  # B H D
-        keys, values = zip(*(layer.qkv(x[:, y, z]).chunk(3, dim=-1)[1:] for y, z in seen), strict=True)
-        k, v = (torch.stack(t, 1).unflatten(-1, (heads, -1)) for t in (keys, values))  # B S H D
-        logits = torch.einsum("bhd,bshd->bhs", q, k) / q.shape[-1] ** 0.5
-        if layer.relative_position_bias_table is not None:
-            table = layer.relative_position_bias_table.view(2 * size - 1, 2 * size - 1, heads)
-            offsets = [(row - y + size - 1, column - z + size - 1) for y, z in seen]
-            logits = logits + torch.stack([table[offset] for offset in offsets], dim=-1)
-        weights = logits.softmax(dim=-1)
-        out[:, row, column] = layer.proj(torch.einsum("bhs,bshd->bhd", weights, v).flatten(1))
-    return out
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("shifted", [False, True])
-@pytest.mark.parametrize("relative", [False, True])
-@pytest.mark.parametrize("grid", [(6, 6), (7, 5), (2, 2), (2, 7), (3, 4), (1, 1)])
-def test_masked_attention_equals_its_equation_among_real_tokens(grid, relative, shifted):
-    torch.manual_seed(0)
-    layer = WindowAttention(8, 2, 3, shifted, masked=True, relative=relative).double()
-    if relative:
-        layer.relative_position_bias_table.normal_()
-    x = torch.randn(2, *grid, 8).double()
-    torch.testing.assert_close(layer(x), attention_as_written(layer, x), rtol=0, atol=1e-12)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("grid", [(2, 3), (4, 4), (1, 5)])
-def test_a_grid_below_the_window_is_plain_attention_with_the_tables_bias(grid):
-    torch.manual_seed(0)
-    layer = WindowAttention(8, 2, 5, shifted=True).double()
-    layer.relative_position_bias_table.normal_()
-    x = torch.randn(2, *grid, 8).double()
-    q, k, v = layer.qkv(x.flatten(1, 2)).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
-    rows, columns = torch.meshgrid(*(torch.arange(side) for side in grid), indexing="ij")
-    row, column = rows.flatten(), columns.flatten()
-    bias = layer.relative_position_bias_table.view(9, 9, 2)[
-        row[:, None] - row + 4, column[:, None] - column + 4
-    ]
-    weights = torch.softmax(q @ k.mT / 2 + bias.permute(2, 0, 1), dim=-1)
-    expected = layer.proj((weights @ v).transpose(1, 2).flatten(2)).unflatten(1, grid)
-    torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-12)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("masked", [True, False])
-@pytest.mark.parametrize("shifted", [False, True])
-def test_real_tokens_see_nothing_of_padded_places_unless_padding_is_attended(shifted, masked):
-    torch.manual_seed(0)
-    layer = WindowAttention(8, 2, 3, shifted, masked)
-    x, padded = torch.randn(1, 7, 5, 8), torch.randn(1, 9, 6, 8)
-    padded[:, :7, :5] = x
-
-    class Filled(Windows):
-        """Its padding holds numbers instead of zeros."""
-
-        def cut(self, x: torch.Tensor) -> torch.Tensor:
-            row, column = token_places(self, x.device)
-            return padded[:, row, column].unflatten(2, self.size).unflatten(1, (3, 2)).transpose(2, 3)
-
-    filled = layer.within(Filled(*cut_grid((7, 5), 3, shifted, masked)), x)
-    assert torch.allclose(filled, layer(x), atol=1e-6) == masked
-    assert filled.isfinite().all()
-
-
-@torch.no_grad()
-def test_patch_merging_puts_two_by_two_tokens_side_by_side_columns_before_rows():
-    layer = PatchMerging(1)
-    layer.norm, layer.reduction = nn.Identity(), nn.Identity()
-    x = torch.arange(1.0, 7.0).view(1, 2, 3, 1)  # 1 2 3 over 4 5 6
-    assert layer(x).tolist() == [[[[1, 4, 2, 5], [3, 6, 0, 0]]]]
-    assert layer(x[:, :1]).tolist() == [[[[1, 0, 2, 0], [3, 0, 0, 0]]]]
 
 
 @pytest.mark.parametrize("padding", ["masked", "attended"])
@@ -235,75 +146,6 @@ def test_drop_path_drops_whole_branches_of_whole_samples_in_training_only():
     steps = (block._add(x, torch.ones_like(x)) - x).flatten(1)
     torch.testing.assert_close(steps, steps[:, :1].expand_as(steps))
     assert {round(value, 4) for value in steps[:, 0].tolist()} == {0.0, 2.0}
-
-
-@torch.no_grad()
-def test_a_masked_patch_shows_nothing_of_its_own_pixels():
-    model = tiny(mask_token=True).eval()
-    model.mask_token.normal_()
-    images, mask = torch.randn(2, 3, 50, 70), torch.zeros(2, 2, 3, dtype=torch.bool)
-    mask[0, 1, 2] = True
-    changed = images.clone()
-    changed[0, :, 32:, 64:] = 7.0  # the pixels of that patch: cut off by the image's border
-    assert torch.equal(model(images, mask).patches, model(changed, mask).patches)
-    changed[0, :, 31] = 7.0
-    assert not torch.equal(model(images, mask).patches, model(changed, mask).patches)
-    plain, masked = model(images).patches, model(images, mask).patches
-    torch.testing.assert_close(plain[1], masked[1])
-    assert not torch.allclose(plain[0], masked[0])
-
-
-def test_the_mask_token_learns_and_exists_on_request_only():
-    images, mask = torch.randn(2, 3, 64, 64), torch.ones(2, 2, 2, dtype=torch.bool)
-    model = tiny(mask_token=True)
-    (model(images, mask).patches * torch.randn(64)).sum().backward()
-    assert model.mask_token.grad.abs().sum() > 0
-    with pytest.raises(ValueError, match="mask_token=True"):
-        tiny()(images, mask)
-
-
-@pytest.mark.parametrize(
-    "mask",
-    [
-        torch.ones(2, 2, 2),
-        torch.ones(2, 4, dtype=torch.bool),
-        torch.ones(1, 2, 2, dtype=torch.bool),
-        torch.ones(2, 16, 16, dtype=torch.bool),
-    ],
-)
-def test_a_mask_of_another_shape_or_type_is_refused(mask):
-    with pytest.raises(ValueError, match=r"torch.bool of shape \(2, 2, 2\)"):
-        tiny(mask_token=True)(torch.randn(2, 3, 64, 64), mask)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("learned", [False, True])
-@pytest.mark.parametrize("size", [(64, 96), (97, 131), (4, 4)])
-def test_the_pyramid_has_strides_4_8_16_and_32_and_is_normalised(size, learned):
-    model = tiny(pyramid=learned).eval()
-    levels = model.pyramid(torch.randn(1, 3, *size))
-    expected = [
-        (1, width, -(-size[0] // stride), -(-size[1] // stride))
-        for width, stride in zip((8, 16, 32, 64), (4, 8, 16, 32), strict=True)
-    ]
-    assert [tuple(level.shape) for level in levels] == expected
-    for level in levels:
-        torch.testing.assert_close(level.mean(1), torch.zeros_like(level[:, 0]), rtol=0, atol=1e-5)
-
-
-@torch.no_grad()
-def test_the_pyramid_is_read_before_merging_by_norms_with_the_published_names():
-    model = tiny(pyramid=True).eval()
-    added = model.state_dict().keys() - tiny().state_dict().keys()
-    assert {key.rpartition(".")[0] for key in added} == {"norm0", "norm1", "norm2", "norm3"}
-    outputs = []
-    for stage in model.layers:
-        stage.blocks[-1].register_forward_hook(lambda _, __, output: outputs.append(output))
-    model.norm1.weight.fill_(3.0)
-    levels = model.pyramid(torch.randn(1, 3, 40, 40))
-    for number, (level, output) in enumerate(zip(levels, outputs, strict=True)):
-        expected = model.get_submodule(f"norm{number}")(output)
-        torch.testing.assert_close(level.permute(0, 2, 3, 1), expected)
 
 
 def test_attention_is_refused_for_want_of_a_class_token():

@@ -297,11 +297,10 @@ def test_a_state_dict_round_trip_gives_the_same_features():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_the_whole_graph_compiles_at_several_sizes_and_trains_alike(backend):
+def test_the_whole_graph_compiles_at_several_sizes_and_trains_alike():
     torch.compiler.reset()
     model = tiny(mask_token=True)
-    compiled = torch.compile(copy.deepcopy(model), fullgraph=True, backend=backend)
+    compiled = torch.compile(copy.deepcopy(model), fullgraph=True, backend="aot_eager")
     for size in [(16, 16), (8, 12), (9, 13)]:
         images = torch.randn(2, 3, *size)
         mask = torch.rand(2, -(-size[0] // 4), -(-size[1] // 4)) < 0.5

@@ -11,9 +11,9 @@ def test_packed_paths_cost_a_fraction_of_a_list_however_workers_start(repository
         sys.executable,
         repository / "benchmarks/path_memory.py",
         "--paths",
-        "200000",
+        "100000",
         "--workers",
-        "2",
+        "1",
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     rows = [line.split() for line in done.stdout.splitlines()[2:]]

@@ -6,7 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -43,6 +43,13 @@ def commands() -> Iterator[str]:
                     yield command
 
 
+def once(commands: Iterable[str]) -> list[str]:
+    """One of each that are the same here, where all runs and all images are the fixture's."""
+    return list(
+        {re.sub(r" data\.train=\S+|(?<= runs/)\w+", "", command): command for command in commands}.values()
+    )
+
+
 SHOWN = sorted(set(commands()))
 MAKE, PIP = ([command for command in SHOWN if command.split()[0] == program] for program in ("make", "pip"))
 SLURM = [command for command in SHOWN if "nestling.launch.slurm" in command]
@@ -52,18 +59,27 @@ EXPORT = [command for command in SHOWN if "recipes/export.py" in command and com
 MEASURE = [command for command in SHOWN if "measure_data" in command and command not in HELP]
 BENCHMARKS = [command for command in SHOWN if "benchmarks/" in command]  # run by tests/benchmarks
 OTHER = ["nestling"]
+EXPORTED = {  # what lies beside export.json
+    "nestling": ["README.md", "model.safetensors"],
+    "timm": ["config.json", "model.safetensors"],
+    "hf": ["config.json", "model.safetensors", "preprocessor_config.json"],
+    "onnx": ["model.onnx"],
+    "torch_export": ["model.pt2"],
+}
 PRETRAIN = sorted({*SHOWN} - {*MAKE, *PIP, *SLURM, *HELP, *EVAL, *EXPORT, *MEASURE, *BENCHMARKS, *OTHER})
+(FIRST,) = once(
+    re.findall(r"^accelerate launch recipes/dino_xcit\.py(?: data\.train=\S+)?$", "\n".join(PRETRAIN), re.M)
+)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Images, a finished run and a YAML of one's own."""
+    """Images, the finished run of the first documented command, and a YAML of one's own."""
     folder = tmp_path_factory.mktemp("documented")
     write_image_folder(folder / "images", classes=2, per_class=8, size=20)
     write_image_folder(folder / "others", classes=2, per_class=4, size=20, seed=1)
     (folder / "my.yaml").write_text(f"data: {{train: {folder / 'images'}}}\n")
-    images, out = f"data.train={folder / 'images'}", f"out={folder / 'run'}"
-    call([sys.executable, "recipes/dino_xcit.py", images, out, *SHRUNK])
+    pretrain(FIRST, folder, folder / "run")
     return folder
 
 
@@ -103,14 +119,20 @@ def shrunk(command: list[str], folder: Path) -> list[str]:
     return [*kept, *images, *SHRUNK]
 
 
+def pretrain(command: str, folder: Path, out: Path) -> Path:
+    """Run a documented pretraining, shrunk; returns its folder."""
+    call([*shrunk(placed(command, folder), folder), f"out={out}"])
+    return out
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("command", PRETRAIN)
+@pytest.mark.parametrize("command", once(PRETRAIN))
 def test_a_documented_pretraining_leaves_a_run_with_a_checkpoint(command, folder, tmp_path):
-    call([*shrunk(placed(command, folder), folder), f"out={tmp_path / 'run'}"])
-    newest = checkpoints.newest(tmp_path / "run")
+    run = folder / "run" if command == FIRST else pretrain(command, folder, tmp_path / "run")
+    newest = checkpoints.newest(run)
     assert newest is not None
     checkpoint = checkpoints.load(newest)
-    last = json.loads((tmp_path / "run" / "log.jsonl").read_text().splitlines()[-1])
+    last = json.loads((run / "log.jsonl").read_text().splitlines()[-1])
     assert checkpoint.trainer["step"] == last["step"] > 0
     assert last["epoch"] == 1
     two = re.search(r"(--processes|--nproc_per_node) 2", command)
@@ -118,7 +140,7 @@ def test_a_documented_pretraining_leaves_a_run_with_a_checkpoint(command, folder
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", EVAL)
+@pytest.mark.parametrize("command", once(EVAL))
 def test_a_documented_evaluation_prints_its_table_and_writes_its_numbers(command, folder):
     for file in folder.glob("run/checkpoints/*/knn.json"):
         file.unlink()
@@ -134,17 +156,24 @@ def test_a_documented_evaluation_prints_its_table_and_writes_its_numbers(command
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", EXPORT)
+@pytest.mark.parametrize("command", once(EXPORT))
 def test_a_documented_export_writes_a_folder_that_was_compared(command, tmp_path):
-    """Of a ViT, which every target takes."""
+    """Of a ViT, which every target takes; nothing but the recipe's own lines is said, warnings included."""
     run = write_run(tmp_path / "run", "vit")
     printed = call(placed(command, tmp_path))
     (file,) = run.glob("checkpoints/*/export_*/export.json")
-    found = json.loads(file.read_text())
-    assert f"--to {found['target']}" in command
-    assert found["network"] == ("student" if "network=student" in command else "teacher")
-    assert found["checked"] == "loaded back"
-    assert f"written to {file.parent}" in printed
+    found, out = json.loads(file.read_text()), file.parent
+    target, network = found["target"], "student" if "network=student" in command else "teacher"
+    assert f"--to {target}" in command
+    assert out == run / "checkpoints/step_00000007" / f"export_{target}"
+    assert sorted(path.name for path in out.iterdir()) == sorted(["export.json", *EXPORTED[target]])
+    assert (found["network"], found["step"], found["checked"]) == (network, 7, "loaded back")
+    differences = [
+        f"largest difference at {size.replace('x', ' x ')} pixels: {difference:.2g}"
+        for size, difference in found["sizes"].items()
+    ]
+    first = f"{network} of {out.parent}, vit_tiny_p16, to {target}"
+    assert printed.splitlines() == [first, *differences, f"written to {out}"]
 
 
 @pytest.mark.slow
@@ -189,15 +218,15 @@ def copy(tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", PIP)
-def test_a_documented_installation_installs(command, copy, tmp_path):
-    """As written, but without dependencies and with the setuptools that is here: those need the network."""
-    program, verb, *what = shlex.split(command)
-    assert (program, verb) == ("pip", "install")
+def test_the_documented_installations_install(copy, tmp_path):
+    """With all extras at once; without dependencies and with the setuptools here, which need the network."""
+    forms = [re.fullmatch(r"pip install (?:'\.\[(\w+)\]'|\.)", command) for command in PIP]
+    extras = [form[1] for form in forms if form and form[1]]
+    assert all(forms)
+    assert extras
     offline = ["--no-deps", "--no-index", "--no-build-isolation", "--disable-pip-version-check"]
-    said = call(
-        [sys.executable, "-m", "pip", verb, *offline, "--target", str(tmp_path / "site"), *what], copy
-    )
+    what = ["--target", str(tmp_path / "site"), f".[{','.join(extras)}]"]
+    said = call([sys.executable, "-m", "pip", "install", *offline, *what], copy)
     assert "does not provide the extra" not in said
     assert "Successfully installed nestling" in said
     here = [sys.executable, "-c", "import nestling.ssl.config as found; print(found.__file__)"]

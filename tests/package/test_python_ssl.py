@@ -12,9 +12,7 @@ import pytest
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 
 PROBE = """
-import asyncio, ssl, sys, urllib.request
-import torch
-from torch.utils.data import DataLoader, Dataset
+import asyncio, multiprocessing, ssl, sys, urllib.request
 import nestling.ssl.config
 
 
@@ -23,19 +21,12 @@ def is_pythons() -> bool:
     return hasattr(ssl, "SSLContext") and "nestling" not in (ssl.__file__ or "")
 
 
-class Probe(Dataset):
-    def __len__(self):
-        return 2
-
-    def __getitem__(self, index):
-        return torch.tensor(is_pythons())
-
-
 if __name__ == "__main__":
+    import torch.utils.data
     assert is_pythons(), ssl
     assert sys.modules["ssl"] is not sys.modules["nestling.ssl"]
-    workers = DataLoader(Probe(), num_workers=1, multiprocessing_context="spawn")
-    assert all(bool(seen) for seen in workers)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:  # as torch's loader starts its processes
+        assert pool.apply(is_pythons)
     print("python's own")
 """
 
@@ -78,8 +69,8 @@ def test_python_c_at_the_root_has_pythons_ssl(repository: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["prepend", "append", "importlib"])
-def test_pytest_has_pythons_ssl_in_each_import_mode(mode: str, repository: Path) -> None:
+@pytest.mark.parametrize("mode", ["append", "importlib"])
+def test_pytest_has_pythons_ssl_in_its_other_import_modes_too(mode: str, repository: Path) -> None:
     test = "tests/package/test_python_ssl.py::test_this_pytest_has_pythons_ssl"
     flags = ["-q", "-p", "no:cacheprovider", f"--import-mode={mode}"]
     assert "1 passed" in run([sys.executable, "-m", "pytest", *flags, test], repository)

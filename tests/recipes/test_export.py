@@ -1,8 +1,9 @@
-"""export as a user starts it: one folder per target, and mistakes in one sentence."""
+"""What export takes, where it writes, and mistakes in one sentence.
+
+tests/package/test_documented_commands.py starts it for every target, as a user does.
+"""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -12,36 +13,6 @@ from nestling import backbones
 from nestling.recipes.export import main
 from nestling.ssl.errors import UserError
 from nestling.ssl.run.loading import load_backbone
-
-FILES = {
-    "nestling": ["README.md", "export.json", "model.safetensors"],
-    "timm": ["config.json", "export.json", "model.safetensors"],
-    "hf": ["config.json", "export.json", "model.safetensors", "preprocessor_config.json"],
-    "onnx": ["export.json", "model.onnx"],
-    "torch_export": ["export.json", "model.pt2"],
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("target", FILES)
-def test_a_run_is_exported_to_every_target(tmp_path, repository, target):
-    run = write_run(tmp_path / "run", "vit")
-    script = str(repository / "recipes/export.py")
-    done = subprocess.run(
-        [sys.executable, script, str(run), "--to", target], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    out = run / "checkpoints/step_00000007" / f"export_{target}"
-    assert sorted(path.name for path in out.iterdir()) == FILES[target]
-    record = json.loads((out / "export.json").read_text())
-    assert (record["target"], record["network"], record["step"]) == (target, "teacher", 7)
-    first = f"teacher of {out.parent}, vit_tiny_p16, to {target}"
-    differences = [
-        f"largest difference at {size.replace('x', ' x ')} pixels: {found:.2g}"
-        for size, found in record["sizes"].items()
-    ]
-    assert done.stdout.splitlines() == [first, *differences, f"written to {out}"]
-    assert done.stderr == ""
 
 
 def test_the_checkpoint_network_and_place_are_as_given(tmp_path, capsys):

@@ -56,8 +56,7 @@ def check(found, root, pixels):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_folder_is_measured_whole(folder, tmp_path, repository, workers):
+def test_a_folder_is_measured_whole(folder, tmp_path, repository):
     root, pixels = folder
     out = tmp_path / "new/facts.json"
     command = [
@@ -68,7 +67,7 @@ def test_a_folder_is_measured_whole(folder, tmp_path, repository, workers):
     ]
     environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = subprocess.run(
-        [*command, f"data.num_workers={workers}"],
+        [*command, "data.num_workers=2"],
         capture_output=True,
         text=True,
         timeout=300,
@@ -86,6 +85,9 @@ def test_a_folder_is_measured_whole(folder, tmp_path, repository, workers):
     ]
     assert f"  {root}/1.png = {root}/twin.png" in printed
     assert "  data.window='[100.0, 3099.0]'" in printed
+    alone = tmp_path / "alone.json"
+    main([f"data.train={root}", f"out={alone}", "data.num_workers=0"])
+    assert json.loads(alone.read_text()) == json.loads(out.read_text())
 
 
 def test_what_is_printed_normalises_and_scales_as_it_says(folder, tmp_path, capsys):

@@ -1,7 +1,6 @@
 """Graphs with free axes: ONNX and torch.export, equal at sizes they were not traced at."""
 
 import json
-import logging
 import sys
 from pathlib import Path
 from zipfile import ZipFile
@@ -109,13 +108,6 @@ def test_a_traced_graph_refuses_a_size_below_its_smallest(networks, subject):
     side = smallest_side(subject.backbone) - 1
     with pytest.raises(AssertionError, match="Guard failed"):
         networks["torch_export"](torch.zeros(1, 3, side, side))
-
-
-@pytest.mark.slow
-def test_exporting_prints_nothing_of_its_own(tmp_path, capfd, caplog):
-    export(small("vit", depth=1), Onnx(), tmp_path / "out")
-    assert capfd.readouterr() == ("", "")
-    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 @pytest.mark.slow
