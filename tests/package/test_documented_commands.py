@@ -51,8 +51,11 @@ EVAL = [command for command in SHOWN if "eval_knn" in command and command not in
 EXPORT = [command for command in SHOWN if "recipes/export.py" in command and command not in HELP]
 MEASURE = [command for command in SHOWN if "measure_data" in command and command not in HELP]
 BENCHMARKS = [command for command in SHOWN if "benchmarks/" in command]  # run by tests/benchmarks
+FEATURES = [command for command in SHOWN if re.search(r"recipes/(extract_features|search)\.py", command)]
+LINEAR = [command for command in SHOWN if "eval_linear" in command]
 OTHER = ["nestling"]
-PRETRAIN = sorted({*SHOWN} - {*MAKE, *PIP, *SLURM, *HELP, *EVAL, *EXPORT, *MEASURE, *BENCHMARKS, *OTHER})
+ELSEWHERE = [*BENCHMARKS, *FEATURES, *LINEAR]  # run by tests/benchmarks and test_documented_TOPIC.py
+PRETRAIN = sorted({*SHOWN} - {*MAKE, *PIP, *SLURM, *HELP, *EVAL, *EXPORT, *MEASURE, *ELSEWHERE, *OTHER})
 
 
 @pytest.fixture(scope="module")
