@@ -20,6 +20,7 @@ class Stream(IntEnum):
     TILES = 4  # photograph, part
     NETWORK = 5  # step, process
     REPLACEMENT = 6  # pass, index
+    PROBE = 7  # what for, epoch, index: of a linear probe
 
 
 def generator(seed: int, *coordinates: int) -> np.random.Generator:

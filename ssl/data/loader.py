@@ -163,7 +163,9 @@ class EvalBatch(NamedTuple):
     failures: list[Failure]
 
 
-class _EvalBatches(Dataset[EvalBatch | UserError]):
+class EvalBatches(Dataset[EvalBatch | UserError]):
+    """Indices of a batch -> its images under a view, or what is wrong: it runs in loader processes."""
+
     def __init__(self, source: ImageSource, data: Data, view: View) -> None:
         self.reader, self.view = Reader(source, data), view
         self.channels = channels(data)
@@ -212,7 +214,7 @@ class EvalLoader:
         self._ledger = ledger
         mine = (range(len(source)) if order is None else order)[process::num_processes]
         lists = [[*mine[start : start + batch_size]] for start in range(0, len(mine), batch_size)]
-        self._loader = loader_of(_EvalBatches(source, data, view), lists, num_workers, data.start_method)
+        self._loader = loader_of(EvalBatches(source, data, view), lists, num_workers, data.start_method)
 
     def __len__(self) -> int:
         return len(self._loader)

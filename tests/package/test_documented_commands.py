@@ -58,6 +58,8 @@ EVAL = [command for command in SHOWN if "eval_knn" in command and command not in
 EXPORT = [command for command in SHOWN if "recipes/export.py" in command and command not in HELP]
 MEASURE = [command for command in SHOWN if "measure_data" in command and command not in HELP]
 BENCHMARKS = [command for command in SHOWN if "benchmarks/" in command]  # run by tests/benchmarks
+FEATURES = [command for command in SHOWN if re.search(r"recipes/(extract_features|search)\.py", command)]
+LINEAR = [command for command in SHOWN if "eval_linear" in command]
 OTHER = ["nestling"]
 EXPORTED = {  # what lies beside export.json
     "nestling": ["README.md", "model.safetensors"],
@@ -66,7 +68,8 @@ EXPORTED = {  # what lies beside export.json
     "onnx": ["model.onnx"],
     "torch_export": ["model.pt2"],
 }
-PRETRAIN = sorted({*SHOWN} - {*MAKE, *PIP, *SLURM, *HELP, *EVAL, *EXPORT, *MEASURE, *BENCHMARKS, *OTHER})
+ELSEWHERE = [*BENCHMARKS, *FEATURES, *LINEAR]  # run by tests/benchmarks and test_documented_TOPIC.py
+PRETRAIN = sorted({*SHOWN} - {*MAKE, *PIP, *SLURM, *HELP, *EVAL, *EXPORT, *MEASURE, *ELSEWHERE, *OTHER})
 (FIRST,) = once(
     re.findall(r"^accelerate launch recipes/dino_xcit\.py(?: data\.train=\S+)?$", "\n".join(PRETRAIN), re.M)
 )
