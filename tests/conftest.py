@@ -8,7 +8,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -57,3 +57,14 @@ def fresh_logger() -> None:
     logger = logging.getLogger("nestling")
     logger.handlers, logger.propagate = [], True
     logger.setLevel(logging.NOTSET)
+
+
+@pytest.fixture
+def fresh_accelerate() -> Iterator[None]:
+    """accelerate as a process finds it at its start: it would remember this run in the next."""
+    yield
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    AcceleratorState._reset_state(True)
+    PartialState._reset_state()
+    GradientState._reset_state()

@@ -1,13 +1,11 @@
 """Runs that go on with another batch size, in this process; several processes in the recipe's own tests."""
 
 import shutil
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState, GradientState, PartialState
 
 from nestling.ssl import config as schema
 from nestling.ssl.config import Config
@@ -20,13 +18,7 @@ from nestling.ssl.run import checkpoints
 from nestling.ssl.run.changes import composition, continued, facts
 from nestling.ssl.run.log import read
 
-
-@pytest.fixture(autouse=True)
-def fresh_accelerate() -> Iterator[None]:
-    yield
-    AcceleratorState._reset_state(True)
-    PartialState._reset_state()
-    GradientState._reset_state()
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 
 def config(data: Path, out: Path, batch_size: int, **train: object) -> Config:
