@@ -71,7 +71,9 @@ class Journal:
                     self._replaced_in_epoch = self.run.logged_at(first_step).get("replaced_images", 0)
                 if first_step == 0:
                     self.run.log(0, {"epoch": 0.0, **self._judged(0)})
-                elif first_step == self.schedules.num_steps:
+                else:
+                    self._make_up(first_step)
+                if 0 < first_step == self.schedules.num_steps:
                     logger.info(
                         f"this run is finished: all its {first_step} steps are done, its results follow"
                     )
@@ -90,12 +92,15 @@ class Journal:
         self._replaced += batch.replaced
 
     def step(self, index: int, values: StepValues, gradient_norm: Tensor, verdict: Verdict) -> None:
-        """Log, judge and save what is due after the step `index`, counted from 0; a stop saves."""
+        """Log, judge and save what is due after the step `index`, counted from 0.
+
+        A stop saves without judging, which may take longer than a launcher waits: it is made up for later.
+        """
         finished, config = index + 1, self.run.config
         self._skipped_steps += verdict.is_bad
         self._gradients.add({"gradient_norm": gradient_norm})
         self._progress.step(finished)
-        judging = self.judge is not None and self._is_due(finished, config.knn.every)
+        judging = self._judging_is_due(finished) and verdict.code == 0
         saving = self._is_due(finished, config.train.checkpoint_every) or verdict.code != 0
         epoch_ends = finished % self.schedules.steps_per_epoch == 0
         if not (index == 0 or finished % config.log.every == 0 or epoch_ends or judging or saving):
@@ -130,6 +135,15 @@ class Journal:
                 "images were replaced by others"
             )
         self._replaced_in_epoch = 0
+
+    def _judging_is_due(self, finished: int) -> bool:
+        return self.judge is not None and self._is_due(finished, self.run.config.knn.every)
+
+    def _make_up(self, finished: int) -> None:
+        """Judge the step that a run goes on from, where the stop after it left that out."""
+        record = self.run.logged_at(finished)
+        if self._judging_is_due(finished) and not any(name.startswith("knn/") for name in record):
+            self.run.judged_later(finished, record, self._judged(finished))
 
     def _is_due(self, finished: int, every_epochs: float) -> bool:
         """Whether something that comes every so many epochs comes after `finished` steps; 0: never."""

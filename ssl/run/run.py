@@ -16,7 +16,7 @@ from nestling.ssl import command_line
 from nestling.ssl.config import Config
 from nestling.ssl.data.order import steps_per_epoch
 from nestling.ssl.distillation import SelfDistillation
-from nestling.ssl.distributed import failing_together
+from nestling.ssl.distributed import failing_together, patiently
 from nestling.ssl.errors import UserError
 from nestling.ssl.run import checkpoints, directory
 from nestling.ssl.run.disk import replaced
@@ -53,16 +53,12 @@ class Run:
             accelerator.init_trackers(directory.TRACKED, config=settings)
 
     def _claim(self) -> Path | None:
-        answer: list[Any] = [None, None]
-        if self.is_main:
-            try:
+        answer: list[Path | None] = [None]
+        with failing_together(), patiently():
+            if self.is_main:
                 answer[0] = directory.claim(self.config)
                 self._describe(answer[0])
-            except UserError as error:
-                answer[1] = str(error)
         broadcast_object_list(answer)
-        if answer[1] is not None:
-            raise UserError(answer[1])
         return answer[0]
 
     def _describe(self, resumed_from: Path | None) -> None:
@@ -132,6 +128,24 @@ class Run:
         broadcast_object_list(found)
         return found[0]
 
+    def judged_later(self, step: int, record: Mapping[str, Any], accuracies: Mapping[str, float]) -> None:
+        """Complete the last line of the log, and `best`, with what the stop after `step` left out."""
+        with failing_together():
+            if self._log is not None:
+                self._log.close()
+                self._log = JsonLog(self.path / directory.LOG, last_step=step - 1)
+                self._log.write({"step": step, **record, **accuracies})
+        if self.config.log.trackers:
+            self.accelerator.log(dict(accuracies), step=step)
+        if self._is_best(next(iter(accuracies.values()))) and self.is_main and self.resumed_from is not None:
+            checkpoints.point(self.path, checkpoints.BEST, self.resumed_from)
+
+    def _is_best(self, knn: float | None) -> bool:
+        """Whether that is the best accuracy so far, which is then remembered."""
+        is_best = knn is not None and (self.best is None or knn >= self.best)
+        self.best = knn if is_best else self.best
+        return is_best
+
     def checkpoint(
         self, step: int, method: SelfDistillation, optimizer: Optimizer, knn: float | None
     ) -> None:
@@ -142,12 +156,11 @@ class Run:
         Raises:
             UserError: on every process alike, where the one before could not be written.
         """
-        is_best = knn is not None and (self.best is None or knn >= self.best)
-        self.best = knn if is_best else self.best
+        is_best = self._is_best(knn)
         interval = self._kept_interval
         is_kept = interval > 0 and step // interval > self._saved_step // interval
         self._saved_step = step
-        with failing_together():
+        with failing_together(), patiently():
             if self.is_main:
                 self._writer.write(self._content(step, method, optimizer, is_kept), is_best)
 
@@ -195,7 +208,7 @@ class Run:
             if failed:
                 self._writer.give_up()
             else:
-                with failing_together():
+                with failing_together(), patiently():
                     self._writer.wait()
         finally:
             if self._log is not None:
