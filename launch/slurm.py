@@ -4,7 +4,8 @@
 
 Every process of the job runs the recipe with torch.distributed's variables set. A job that is
 preempted or reaches its time limit is asked to stop, then queued again with the same arguments:
-`resume=auto` lets it go on where it was.
+`resume=auto` lets it go on where it was. So it does where `train.max_hours` are over. A recipe that a
+signal stopped has not failed, and is not queued again.
 """
 
 import argparse
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     import submitit
 
 SECONDS_TO_STOP = 60  # below the 90 that submitit leaves between its signal and the end
+MAX_TIMEOUTS = 1000  # submitit would give up after three time limits, and a long run takes many
+TIME_IS_UP = 75  # how a recipe ends whose `train.max_hours` are over, its last step saved
+STOPPED = (TIME_IS_UP, *(128 + getattr(signal, name, 0) for name in ("SIGTERM", "SIGINT", "SIGUSR1")))
 
 
 class RecipeJob:
@@ -36,7 +40,8 @@ class RecipeJob:
         self.command = [sys.executable, str(script), *arguments]
         self.process: subprocess.Popen[bytes] | None = None
 
-    def __call__(self) -> None:
+    def __call__(self) -> str:
+        """Run the recipe; returns why it stopped before its end, or nothing."""
         # Some clusters send submitit's signal to every process of a step; it's for this one alone.
         preemption = signal.Signals[f"SIG{os.environ.get('SUBMITIT_PREEMPT_SIGNAL', 'USR2')}"]
         handler = signal.signal(preemption, signal.SIG_IGN)  # inherited by the recipe
@@ -44,8 +49,12 @@ class RecipeJob:
         signal.signal(preemption, handler)
         while self.process.poll() is None:  # not wait(): checkpoint() interrupts this and waits itself
             time.sleep(0.1)
-        if self.process.returncode:
-            raise RuntimeError(f"{self.command[1]} ended with exit code {self.process.returncode}")
+        code, script = self.process.returncode, self.command[1]
+        if code and code not in STOPPED:
+            raise RuntimeError(f"{script} ended with exit code {code}")
+        if code == TIME_IS_UP and "resume=auto" in self.command:
+            signal.raise_signal(preemption)  # submitit's way to the queue, which the first process takes
+        return f"{script} stopped with exit code {code}; submit it with resume=auto to go on" if code else ""
 
     def checkpoint(self) -> Any:
         """Called by submitit before it queues the job again."""
@@ -93,7 +102,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--partition", help="SLURM partition; default: the cluster's own")
     parser.add_argument("--name", default="nestling", help="name of the job")
     parser.add_argument("--folder", default="runs/slurm", help="where logs of jobs go (default runs/slurm)")
-    parser.add_argument("--wait", action="store_true", help="return when the job has ended, 1 if it failed")
+    parser.add_argument(
+        "--wait", action="store_true", help="return at its end: 1 if it failed, 75 if stopped"
+    )
     parser.add_argument(
         "--cluster", choices=("slurm", "local"), default="slurm", help="local: on this machine, no SLURM"
     )
@@ -102,7 +113,7 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def submit(options: argparse.Namespace) -> "submitit.Job[None]":
+def submit(options: argparse.Namespace) -> "submitit.Job[str]":
     """Queue the job that the options describe.
 
     Raises:
@@ -114,7 +125,9 @@ def submit(options: argparse.Namespace) -> "submitit.Job[None]":
         raise ValueError("submitit is not installed: pip install 'nestling[slurm]'") from error
 
     job = RecipeJob(catalog.find(options.recipe), options.arguments)
-    executor = submitit.AutoExecutor(folder=Path(options.folder) / "%j", cluster=options.cluster)
+    executor = submitit.AutoExecutor(
+        folder=Path(options.folder) / "%j", cluster=options.cluster, slurm_max_num_timeout=MAX_TIMEOUTS
+    )
     executor.update_parameters(
         name=options.name,
         nodes=options.nodes,
@@ -141,7 +154,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     error = job.exception()
     if error is not None:
         print(f"nestling.launch.slurm: {error}", file=sys.stderr)
-    return 1 if error is not None else 0
+        return 1
+    stops = [stop for stop in job.results() if stop]
+    if stops:
+        print(f"nestling.launch.slurm: {stops[0]}", file=sys.stderr)
+    return TIME_IS_UP if stops else 0
 
 
 if __name__ == "__main__":

@@ -75,6 +75,7 @@ def main(argv: list[str]) -> None:
     from nestling.ssl.run import processes
     from nestling.ssl.run.directory import writable
     from nestling.ssl.run.loading import check_size, find_checkpoint, load_backbone
+    from nestling.ssl.run.memory import IN_EVALUATION, running_out_explained
     from nestling.ssl.run.progress import say_only_here
 
     checkpoint = find_checkpoint(settings.checkpoint)
@@ -93,7 +94,8 @@ def main(argv: list[str]) -> None:
     place = (accelerator.process_index, accelerator.num_processes)
     judge = OnlineKnn(train, val, config, *place, search_threads=None)
     check_size(backbone, judge.size, "knn.size")
-    results = judge.judge(backbone.to(accelerator.device), accelerator.device)
+    with running_out_explained(config, IN_EVALUATION):
+        results = judge.judge(backbone.to(accelerator.device), accelerator.device)
     if accelerator.is_main_process:
         report(settings, checkpoint, out, config, judge, results)
     accelerator.end_training()

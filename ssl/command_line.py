@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from nestling.ssl.errors import Stopped, UserError
-from nestling.ssl.keys import Key, keys_of, legal, nearest
+from nestling.ssl.keys import Key, keys_of, legal, nearest, worded
 from nestling.ssl.manual import help_text
 from nestling.ssl.settings import (
     Setting,
@@ -106,7 +106,11 @@ def _merged(
 
 def write(config: Any, path: Path) -> None:
     """Write a config as YAML that reads back to an equal one."""
-    path.write_text(OmegaConf.to_yaml(_escaped(dataclasses.asdict(config))), encoding="utf-8")
+    container = OmegaConf.create(_escaped(dataclasses.asdict(config)))
+    for key in keys_of(type(config)).values():
+        if key.words:
+            OmegaConf.update(container, key.name, worded(key, OmegaConf.select(container, key.name)))
+    path.write_text(OmegaConf.to_yaml(container), encoding="utf-8")
 
 
 def run(main: Callable[[list[str]], None], argv: list[str] | None = None) -> None:

@@ -4,8 +4,11 @@ A recipe's YAML holds only what differs from these defaults. Reading, checking a
 are in `command_line.py`; here is nothing but the keys.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+AUTO = 0  # what `auto` stands for until the number is found
 
 
 def key(
@@ -17,15 +20,17 @@ def key(
     choices: tuple[str, ...] = (),
     ordered: bool = False,
     length: int | None = None,
+    words: Mapping[str, int] | None = None,
 ) -> Any:
     """A dataclass field that carries its one line of meaning and its legal values.
 
     `low` and `high` are inclusive and hold for each element of a list; `ordered` asks a
-    pair (from, to) to have from <= to; other lists of a fixed `length` name it.
+    pair (from, to) to have from <= to; other lists of a fixed `length` name it. `words` stand for
+    numbers that can't be given otherwise.
     """
     length = 2 if ordered else length
     legal = {"low": low, "high": high, "choices": choices, "ordered": ordered, "length": length}
-    metadata = {"meaning": meaning, **legal}
+    metadata = {"meaning": meaning, **legal, "words": words or {}}
     if isinstance(default, list | dict):
         return field(default_factory=lambda: default.copy(), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -214,7 +219,12 @@ class Train:
     """The loop."""
 
     epochs: int = key(100, "passes over the images", low=1)
-    batch_size: int = key(64, "images per process and micro-batch", low=1)
+    batch_size: int = key(
+        64,
+        "images per process and micro-batch; auto: the most that fit into memory, found by trying",
+        low=1,
+        words={"auto": AUTO},
+    )
     accumulation: int = key(
         1, "micro-batches per step; global batch = batch_size * accumulation * processes", low=1
     )

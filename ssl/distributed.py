@@ -4,9 +4,13 @@ Without a process group every function here does nothing, so that callers need n
 """
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
+from itertools import count
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any, TypeVar
 
 import torch
@@ -16,6 +20,11 @@ from torch import Tensor
 from nestling.ssl.errors import UserError
 
 Item = TypeVar("Item")
+
+BEAT = timedelta(seconds=5)
+SILENCE = timedelta(minutes=5)  # a launcher ends the others sooner; a slow disk or swap takes a while
+LONGEST_PAUSE = 0.5  # seconds between two questions
+_waits = count()
 
 CPU_QUOTAS = (  # of a container, in microseconds per period: cgroup version 2 and 1
     "/sys/fs/cgroup/cpu.max",
@@ -85,6 +94,55 @@ def failing_together() -> Iterator[None]:
         problem = error
     for other in everyones([] if problem is None else [problem]):
         raise other
+
+
+@contextmanager
+def patiently() -> Iterator[None]:
+    """Let the others wait for what the main process does inside, longer than a collective would.
+
+    They ask the store that the processes met at, where the main one says that it is done, and until then
+    every few seconds that it is alive.
+
+    Raises:
+        RuntimeError: the main process is gone, or has said nothing for `SILENCE`: not for `failing_together`,
+            which would wait for it.
+    """
+    if not is_distributed():
+        yield
+        return
+    store = dist.distributed_c10d._get_default_store()
+    key = f"nestling/patience/{next(_waits)}"  # all processes count alike
+    if not is_main():
+        yield
+        _wait_for(store, key)
+        return
+    done = Event()
+    pulse = Thread(target=_beat, args=(store, key, done), name="alive", daemon=True)
+    pulse.start()
+    try:
+        yield
+    finally:
+        done.set()
+        pulse.join()
+
+
+def _beat(store: dist.Store, key: str, done: Event) -> None:
+    """Say again and again that the main process is alive, and at last that it is done."""
+    while not done.wait(BEAT.total_seconds()):
+        store.add(f"{key}/beats", 1)
+    store.set(key, "done")
+
+
+def _wait_for(store: dist.Store, key: str) -> None:
+    pause, beats, heard = 0.001, 0, time.monotonic()
+    while not store.check([key]):
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)
+        counted = store.add(f"{key}/beats", 0)
+        if counted > beats:
+            beats, heard = counted, time.monotonic()
+        if time.monotonic() - heard > SILENCE.total_seconds():
+            raise RuntimeError(f"the main process has given no sign of life for {SILENCE}")
 
 
 def processes_here() -> int:

@@ -36,6 +36,7 @@ class Key:
     choices: tuple[str, ...] = ()
     ordered: bool = False
     length: int | None = None
+    words: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def element(self, name: str) -> "Key":
         """The key of one entry of a list or dict."""
@@ -119,6 +120,18 @@ def _scalar(key: Key, node: yaml.ScalarNode) -> Any:
     return text
 
 
+def meant(key: Key, value: Any) -> Any:
+    """What a config holds for a value: the number that a word of the key stands for, else the value."""
+    return key.words.get(value, value) if isinstance(value, str) else value
+
+
+def worded(key: Key, value: Any) -> Any:
+    """The opposite of `meant`: a value as it is written."""
+    if type(value) is not int:
+        return value
+    return next((word for word, number in key.words.items() if number == value), value)
+
+
 def fault(key: Key, value: Any) -> str | None:
     """Why a key can't hold a value: a hint, often empty; None where it can."""
     if value is None:
@@ -157,8 +170,12 @@ def _scalar_fault(key: Key, value: Any) -> str | None:
         if not key.choices or value in key.choices or "${" in value:
             return None
         return f"did you mean {nearest(value, key.choices)[0]}?" if value.lower() not in BOOLEANS else ""
+    if isinstance(value, str) and value in key.words:
+        return None
     if isinstance(value, bool) or key.kind is bool:
         return None if isinstance(value, bool) and key.kind is bool else ""
+    if isinstance(value, str) and value.lower() in key.words:
+        return f"write {value.lower()}"
     if key.kind is int and isinstance(value, str) and FLOAT.fullmatch(value):
         return _whole_number_hint(value)
     if not isinstance(value, (int, float) if key.kind is float else int):
@@ -194,6 +211,7 @@ def legal(key: Key) -> str:
         words = f"a list of {f'{key.length} ' if key.length else ''}{many}{span}"
         if key.ordered:
             words += ", the first not above the second"
+    words += "".join(f", or {word}" for word in key.words)
     return words + (", or null" if key.optional and key.kind is not Any else "")
 
 

@@ -10,6 +10,7 @@ import torch
 from accelerate import Accelerator
 
 from nestling.backbones import Backbone
+from nestling.ssl.batch_size import with_batch_size
 from nestling.ssl.config import Config
 from nestling.ssl.data.ledger import Ledger
 from nestling.ssl.data.loader import TrainLoader
@@ -23,9 +24,10 @@ from nestling.ssl.errors import Stopped, UserError
 from nestling.ssl.evaluation.online import OnlineKnn
 from nestling.ssl.initial_weights import settled, start_from
 from nestling.ssl.names import printable
-from nestling.ssl.run import changes, checkpoints, processes, sharding
+from nestling.ssl.run import changes, checkpoints, lock, processes, sharding
 from nestling.ssl.run.disk import refuse_small
 from nestling.ssl.run.guards import try_a_step
+from nestling.ssl.run.memory import IN_EVALUATION, IN_TRAINING, running_out_explained, start_explained
 from nestling.ssl.run.progress import say_only_here
 from nestling.ssl.run.results import show
 from nestling.ssl.run.run import Run
@@ -37,6 +39,8 @@ from nestling.ssl.validation import validate
 logger = logging.getLogger("nestling")
 
 
+@lock.let_go_at_the_end()
+@start_explained
 def pretrain(config: Config) -> Path:
     """Pretrain a backbone as `config` says and show what it learned; returns the run directory.
 
@@ -54,6 +58,7 @@ def pretrain(config: Config) -> Path:
     accelerator = processes.start(config)
     say_only_here(accelerator.is_main_process)
     images, queries = opened_together(config)
+    config = with_batch_size(config, accelerator, len(images))
     place = (accelerator.process_index, accelerator.num_processes)
     course = course_of(len(images), config, accelerator.num_processes)
     ledger = Ledger(config.data.max_bad_share, len(images) + (len(queries) if queries is not None else 0))
@@ -82,18 +87,20 @@ def pretrain(config: Config) -> Path:
 
     def judge(backbone: Backbone) -> dict[str, float]:
         assert knn is not None
-        backbone = sharding.whole_backbone(backbone, config)
-        return knn.judge(backbone, accelerator.device, processes.autocast_dtype(accelerator))
+        with running_out_explained(config, IN_EVALUATION):
+            backbone = sharding.whole_backbone(backbone, config)
+            return knn.judge(backbone, accelerator.device, processes.autocast_dtype(accelerator))
 
-    with stopping.listening(), processes.gone_explained():
+    with stopping.listening(), processes.gone_explained(), running_out_explained(config, IN_TRAINING):
         code = train(
             *(method, batches_from, schedules, run, judge if knn else None, ledger, images.path),
             *(stopping, accelerator),
         )
         if code:
             leave(run, config, accelerator, code)
-    backbone = sharding.whole_backbone(method.teacher.backbone, config)
-    show(run.path, backbone, knn, queries or images, config, accelerator)
+    with running_out_explained(config, IN_EVALUATION):
+        backbone = sharding.whole_backbone(method.teacher.backbone, config)
+        show(run.path, backbone, knn, queries or images, config, accelerator)
     accelerator.end_training()
     return run.path
 

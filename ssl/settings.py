@@ -10,7 +10,19 @@ import yaml
 from omegaconf import OmegaConf
 
 from nestling.ssl.errors import UserError
-from nestling.ssl.keys import MISSING, Key, convert, fault, keys_of, legal, nearest, sections_of, show
+from nestling.ssl.keys import (
+    MISSING,
+    Key,
+    convert,
+    fault,
+    keys_of,
+    legal,
+    meant,
+    nearest,
+    sections_of,
+    show,
+    worded,
+)
 
 
 @dataclass
@@ -159,7 +171,7 @@ def assign(container: Any, keys: Mapping[str, Key], setting: Setting) -> None:
             _check(key.element(entry), item, Setting(entry, None, _shown(item), setting.where))
     if value != MISSING or key.kind is not str:
         _check(key, value, setting)
-    OmegaConf.update(container, setting.name, value, merge=False)
+    OmegaConf.update(container, setting.name, meant(key, value), merge=False)
 
 
 def _check(key: Key, value: Any, setting: Setting) -> None:
@@ -183,6 +195,7 @@ def check_values(config: Any) -> None:
         value = config
         for part in name.split("."):
             value = getattr(value, part)
+        value = worded(key, value)
         _check(key, value, Setting(name, None, show(value)))
         for entry, item in value.items() if isinstance(value, dict) else ():
             full = f"{name}.{entry}"

@@ -6,7 +6,7 @@ torch is imported inside the functions: a typo in a key must answer without it.
 from collections.abc import Iterator
 from pathlib import Path
 
-from nestling.ssl.config import Config
+from nestling.ssl.config import AUTO, Config
 from nestling.ssl.data.channels import BY_MODE, backbone_options, channels
 from nestling.ssl.errors import UserError
 from nestling.ssl.keys import nearest, show
@@ -49,6 +49,11 @@ def _check_start(config: Config) -> None:
         and out in (*Path(source).resolve().parents, Path(source).resolve())
     ):
         raise UserError(f"overwrite=true would delete init_from={source}, which lies in out={config.out}")
+    if config.train.batch_size == AUTO and config.train.sharding != "none":
+        raise UserError(
+            f"train.batch_size=auto tries whole networks, which train.sharding={config.train.sharding} is to "
+            "spare: give a number"
+        )
 
 
 def _check_epochs(config: Config) -> None:

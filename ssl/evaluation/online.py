@@ -14,7 +14,7 @@ from nestling.ssl.data.ledger import Ledger
 from nestling.ssl.data.loader import EvalBatch, EvalLoader
 from nestling.ssl.data.sources.base import ImageSource, Subset, evenly
 from nestling.ssl.data.workers import default_workers
-from nestling.ssl.distributed import failing_together, is_distributed, is_main
+from nestling.ssl.distributed import failing_together, is_distributed, is_main, patiently
 from nestling.ssl.evaluation.baselines import raw_pixels
 from nestling.ssl.evaluation.features import Batches, Rows, extract
 from nestling.ssl.evaluation.knn import knn, search
@@ -142,7 +142,7 @@ class OnlineKnn:
     def _judged_by_all(self, train: Rows, val: Rows, device: torch.device | str) -> dict[str, float]:
         """Search on the main process and tell the others, its errors included."""
         told: list[dict[str, float]] = [{}]
-        with failing_together():
+        with failing_together(), patiently():
             if is_main():
                 told = [self._search(train, val)]
         if is_distributed():

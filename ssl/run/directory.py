@@ -11,7 +11,7 @@ from typing import Any
 from nestling.ssl.config import Config
 from nestling.ssl.data import ledger
 from nestling.ssl.errors import UserError
-from nestling.ssl.run import checkpoints
+from nestling.ssl.run import checkpoints, lock
 from nestling.ssl.run.disk import replaced
 from nestling.ssl.run.marks import ENVIRONMENT, is_run
 
@@ -28,6 +28,7 @@ FREE_ON_RESUME = (
     *("train.keep_last", "train.keep_every", "train.on_full_disk"),
     *("train.activation_checkpointing", "train.sharding", "train.max_hours", "train.on_nan"),
     *("expect_world_size", "data.cache", "data.root", "data.on_error", "data.max_bad_share"),
+    "knn.batch_size",
     *("train.batch_size", "train.accumulation"),  # `changes` says what follows from another one
 )
 
@@ -35,22 +36,25 @@ FREE_ON_RESUME = (
 def claim(config: Config) -> Path | None:
     """Make `config.out` ready; returns the checkpoint to go on from, if any.
 
+    No other start can claim it until this one lets go of its lock; that comes before all else.
+
     Raises:
-        UserError: `out` holds something already and neither resume nor overwrite allows it, or it
-            can't be made.
+        UserError: `out` holds something already and neither resume nor overwrite allows it, another
+            start holds it, or it can't be made.
     """
     out = Path(config.out)
     if out.exists() and not out.is_dir():
         raise UserError(f"out={out} is a file; name a folder for the run")
     try:
-        if out.is_dir() and any(out.iterdir()):
+        out.mkdir(parents=True, exist_ok=True)
+        lock.hold(out)
+        if any(path.name != lock.FILE for path in out.iterdir()):
             if not is_run(out):
                 raise UserError(f"out={out} holds files that are no run of nestling; name a new folder")
             if config.overwrite:
                 delete_run(out)
             elif config.resume == "never":
                 raise UserError(f"out={out} holds a run; resume=auto continues it, overwrite=true deletes it")
-        out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"out={out} can't be used: {error.strerror} ({error.filename})") from error
     return checkpoints.newest(out)

@@ -23,6 +23,8 @@ from nestling.ssl.schedules import Schedules, StepValues
 
 logger = logging.getLogger("nestling")
 
+LEFT_OUT = "judging_left_out"  # in the last line of a run that was stopped where judging was due
+
 Judge = Callable[[Backbone], Mapping[str, float]]
 
 
@@ -70,7 +72,9 @@ class Journal:
                     self._replaced_in_epoch = self.run.logged_at(first_step).get("replaced_images", 0)
                 if first_step == 0:
                     self.run.log(0, {"epoch": 0.0, "images_seen": 0, **self._judged(0)})
-                elif first_step == self.schedules.num_steps:
+                else:
+                    self._make_up(first_step)
+                if 0 < first_step == self.schedules.num_steps:
                     logger.info(
                         f"this run is finished: all its {first_step} steps are done, its results follow"
                     )
@@ -89,12 +93,16 @@ class Journal:
         self._replaced += batch.replaced
 
     def step(self, index: int, values: StepValues, gradient_norm: Tensor, verdict: Verdict) -> None:
-        """Log, judge and save what is due after the step `index`, counted from 0; a stop saves."""
+        """Log, judge and save what is due after the step `index`, counted from 0.
+
+        A stop saves without judging, which may take longer than a launcher waits: it is made up for later.
+        """
         finished, config = index + 1, self.run.config
         self._skipped_steps += verdict.is_bad
         self._gradients.add({"gradient_norm": gradient_norm})
         self._progress.step(finished)
-        judging = self.judge is not None and self._is_due(finished, config.knn.every)
+        due = self.judge is not None and self._is_due(finished, config.knn.every)
+        judging = due and verdict.code == 0
         saving = self._is_due(finished, config.train.checkpoint_every) or verdict.code != 0
         epoch_ends = self._course.ends_epoch(finished)
         if not (index == 0 or finished % config.log.every == 0 or epoch_ends or judging or saving):
@@ -104,6 +112,8 @@ class Journal:
             "replaced_images": self._exchanged(),
             "skipped_steps": self._skipped_steps,
         }
+        if due and not judging:
+            record[LEFT_OUT] = True
         self._skipped_steps = 0
         if epoch_ends:
             self._end_epoch(finished)
@@ -129,6 +139,12 @@ class Journal:
                 "were replaced by others"
             )
         self._replaced_in_epoch = 0
+
+    def _make_up(self, finished: int) -> None:
+        """Judge the step that a run goes on from, where the stop after it left that out."""
+        record = self.run.logged_at(finished)
+        if self.judge is not None and record.pop(LEFT_OUT, False):
+            self.run.judged_later(finished, record, self._judged(finished))
 
     def _is_due(self, finished: int, every_epochs: float) -> bool:
         """Whether something that comes every so many epochs comes after `finished` steps; 0: never."""

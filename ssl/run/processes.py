@@ -28,7 +28,7 @@ from nestling.ssl.run import sharding
 
 logger = logging.getLogger("nestling")
 
-PATIENCE = timedelta(hours=2)  # the others wait while the main process searches neighbours or writes
+PATIENCE = timedelta(hours=2)  # of a collective; what may take longer is waited for `patiently`
 
 # What torch would say once per process of several, and why it needs no answer.
 HARMLESS = {
@@ -42,7 +42,8 @@ HARMLESS = {
 
 # What gloo and NCCL say of a process that they can no longer reach.
 GONE = re.compile(
-    r"closed by (remote )?peer|connection (reset|refused)|broken pipe|remote process exited|gloo.*timed out",
+    r"closed by (remote )?peer|connection (reset|refused)|broken pipe|remote process exited|gloo.*timed out"
+    r"|no sign of life",
     re.IGNORECASE | re.DOTALL,
 )
 

@@ -16,8 +16,7 @@ from nestling.ssl import command_line
 from nestling.ssl.config import Config
 from nestling.ssl.data.course import Course
 from nestling.ssl.distillation import SelfDistillation
-from nestling.ssl.distributed import failing_together
-from nestling.ssl.errors import UserError
+from nestling.ssl.distributed import failing_together, patiently
 from nestling.ssl.run import changes, checkpoints, directory, sharding
 from nestling.ssl.run.disk import replaced
 from nestling.ssl.run.log import JsonLog, read
@@ -51,17 +50,13 @@ class Run:
             accelerator.init_trackers(directory.TRACKED, config=settings)
 
     def _claim(self) -> Path | None:
-        answer: list[Any] = [None, None, self.course]
-        if self.is_main:
-            try:
-                answer[0] = directory.claim(self.config)
-                answer[2] = self._describe(answer[0])
-            except UserError as error:
-                answer[1] = str(error)
+        answer: list[Any] = [None, self.course]
+        with failing_together(), patiently():
+            if self.is_main:
+                resumed_from = directory.claim(self.config)
+                answer = [resumed_from, self._describe(resumed_from)]
         broadcast_object_list(answer)
-        if answer[1] is not None:
-            raise UserError(answer[1])
-        self.course = answer[2]
+        self.course = answer[1]
         return answer[0]
 
     def _describe(self, resumed_from: Path | None) -> Course:
@@ -122,6 +117,24 @@ class Run:
         broadcast_object_list(found)
         return found[0]
 
+    def judged_later(self, step: int, record: Mapping[str, Any], accuracies: Mapping[str, float]) -> None:
+        """Complete the last line of the log, and `best`, with what the stop after `step` left out."""
+        with failing_together():
+            if self._log is not None:
+                self._log.close()
+                self._log = JsonLog(self.path / directory.LOG, last_step=step - 1)
+                self._log.write({"step": step, **record, **accuracies})
+        if self.config.log.trackers:
+            self.accelerator.log(dict(accuracies), step=step)
+        if self._is_best(next(iter(accuracies.values()))) and self.is_main and self.resumed_from is not None:
+            checkpoints.point(self.path, checkpoints.BEST, self.resumed_from)
+
+    def _is_best(self, knn: float | None) -> bool:
+        """Whether that is the best accuracy so far, which is then remembered."""
+        is_best = knn is not None and (self.best is None or knn >= self.best)
+        self.best = knn if is_best else self.best
+        return is_best
+
     def checkpoint(
         self, step: int, method: SelfDistillation, optimizer: Optimizer, knn: float | None
     ) -> None:
@@ -132,12 +145,11 @@ class Run:
         Raises:
             UserError: on every process alike, where the one before could not be written.
         """
-        is_best = knn is not None and (self.best is None or knn >= self.best)
-        self.best = knn if is_best else self.best
+        is_best = self._is_best(knn)
         every, epochs = self.config.train.keep_every, self.course.at(step).epoch
         is_kept = every > 0 and epochs // every > self.course.at(self._saved_step).epoch // every
         self._saved_step = step
-        with failing_together():
+        with failing_together(), patiently():
             if self.is_main:
                 self._writer.wait()  # before the next is gathered: host memory holds one at a time
         states, are_copies = sharding.gathered(method, optimizer, self.is_main), sharding.is_applied(method)
@@ -183,7 +195,7 @@ class Run:
             if failed:
                 self._writer.give_up()
             else:
-                with failing_together():
+                with failing_together(), patiently():
                     self._writer.wait()
         finally:
             if self._log is not None:

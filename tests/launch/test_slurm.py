@@ -35,6 +35,12 @@ if "wait" in sys.argv and not (folder / "stopped").exists():
     signal.signal(signal.SIGTERM, stop)
     (folder / "waiting").touch()
     time.sleep(120)
+if "over" in sys.argv:
+    times = folder / f"times_{rank}"
+    times.write_text((times.read_text() if times.exists() else "") + "x")
+    sys.exit(75 if times.read_text() == "x" else 0)
+if "stop" in sys.argv:
+    sys.exit(143)
 sys.exit(3 if "fail" in sys.argv else 0)
 """
 
@@ -90,6 +96,25 @@ def test_a_failing_recipe_fails_the_job_and_its_code_is_told(tmp_path: Path, rec
     assert done.returncode == 1
     assert (tmp_path / "rank_alone").read_text() == "- - -"
     assert f"{recipe} ended with exit code 3" in done.stderr
+
+
+@pytest.mark.slow
+def test_hours_that_are_over_queue_the_job_again_where_it_can_go_on(tmp_path: Path, recipe: Path) -> None:
+    pytest.importorskip("submitit")
+    done = launch(tmp_path, recipe, 2, "over", "resume=auto")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [(tmp_path / f"times_{rank}").read_text() for rank in (0, 1)] == ["xx", "xx"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("what", "code"), [("over", 75), ("stop", 143)])
+def test_a_recipe_that_stopped_has_not_failed_and_says_how_to_go_on(
+    what: str, code: int, tmp_path: Path, recipe: Path
+) -> None:
+    pytest.importorskip("submitit")
+    done = launch(tmp_path, recipe, 1, what)
+    assert done.returncode == 75, done.stdout + done.stderr
+    assert f"{recipe} stopped with exit code {code}; submit it with resume=auto to go on" in done.stderr
 
 
 @pytest.mark.slow

@@ -56,6 +56,7 @@ def test_the_defaults_are_legal_one_by_one_and_together():
         ("views.local_size=[96,8]", ["views.local_size=8", "backbone.name=xcit_small_12_p16", "16"]),
         ("views.global_size=4", ["views.global_size=4", "16"]),
         ("knn.size=4", ["knn.size=4", "16"]),
+        ("train.batch_size=auto train.sharding=full", ["train.batch_size=auto", "give a number"]),
         ("allow_partial=[norm.*]", ["allow_partial=[norm.*]", "does nothing without init_from"]),
         ("out=runs/a init_from=runs/a overwrite=true", ["overwrite=true would delete init_from=runs/a"]),
         ("out=runs/a init_from=runs/a/checkpoints/step_1 overwrite=true", ["overwrite=true would delete"]),

@@ -50,7 +50,7 @@ def trained(data, out, precision) -> tuple[checkpoints.Checkpoint, list[dict[str
     settings = tiny(
         out=str(out),
         data=schema.Data(train=str(data), num_workers=0),
-        train=schema.Train(epochs=2, batch_size=8, precision=precision),
+        train=schema.Train(epochs=13, batch_size=8, precision=precision, checkpoint_every=13),
     )
     with left_as_found():
         pretrain(settings)
@@ -59,15 +59,33 @@ def trained(data, out, precision) -> tuple[checkpoints.Checkpoint, list[dict[str
     return checkpoints.load(newest), read(out / "log.jsonl")[1:]
 
 
-def test_bf16_trains_close_to_fp32_and_saves_all_in_fp32(image_folder, tmp_path):
-    """Off by at most 0.03 of about 0.8 in the first losses and 2 % in gradients, over seeds of the images."""
+def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """Relative, over all weights together."""
+    keys = [key for key, value in other.items() if value.is_floating_point()]
+    apart = torch.stack([(one[key] - other[key]).norm() for key in keys]).norm()
+    return float(apart / torch.stack([other[key].norm() for key in keys]).norm())
+
+
+@pytest.mark.slow
+def test_bf16_stays_close_to_fp32_over_fifty_steps_and_saves_all_in_fp32(image_folder, tmp_path):
+    """Over seeds of the images, off by at most 0.03 of 0.8 in the first losses and 2 % in gradients.
+
+    After 52 steps, the loss having risen to 5.3: 0.13 at worst and 0.03 on average, 0.2 % of the student's
+    weights, 0.016 % of the teacher's, 4 % of the center.
+    """
     data = image_folder(per_class=12, size=20)
     half, half_log = trained(data, tmp_path / "half", "bf16")
     full, full_log = trained(data, tmp_path / "full", "fp32")
-    assert len(half_log) == len(full_log) == 8
+    assert len(half_log) == len(full_log) == 52
     for one, other in zip(half_log[:4], full_log[:4], strict=True):
         assert one["loss"] == pytest.approx(other["loss"], abs=0.05)
         assert one["gradient_norm"] == pytest.approx(other["gradient_norm"], rel=0.05)
+    gaps = [abs(one["loss"] - other["loss"]) for one, other in zip(half_log, full_log, strict=True)]
+    assert max(gaps) < 0.4
+    assert sum(gaps) / len(gaps) < 0.1
+    assert distance(half.student, full.student) < 0.006
+    assert distance(half.teacher, full.teacher) < 0.0005
+    assert distance(half.terms, full.terms) < 0.12
     assert [one["loss"] for one in half_log] != [other["loss"] for other in full_log], "bf16 was used"
     for name in checkpoints.TENSORS:
         for key, value in getattr(half, name).items():
@@ -76,9 +94,6 @@ def test_bf16_trains_close_to_fp32_and_saves_all_in_fp32(image_folder, tmp_path)
     for state in half.optimizer["state"].values():
         assert all(value.dtype == torch.float32 for value in state.values())
     assert half.terms["dino.center.center"].norm() > 0
-    torch.testing.assert_close(
-        half.terms["dino.center.center"], full.terms["dino.center.center"], rtol=0, atol=5e-3
-    )
 
 
 def test_under_bf16_the_networks_compute_in_it_and_loss_center_and_gradients_do_not():

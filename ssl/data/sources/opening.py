@@ -9,7 +9,7 @@ from nestling.ssl.config import Config, Data
 from nestling.ssl.data.decoding.decoder import Decoder
 from nestling.ssl.data.reading import refuse_if_none_reads
 from nestling.ssl.data.sources.base import ImageSource, Subset, holdout
-from nestling.ssl.distributed import everyones, failing_together, is_main
+from nestling.ssl.distributed import everyones, failing_together, is_main, patiently
 from nestling.ssl.errors import UserError
 from nestling.ssl.names import printable
 
@@ -124,7 +124,7 @@ def opened_together(config: Config) -> tuple[ImageSource, ImageSource | None]:
     """
     pair: tuple[ImageSource, ImageSource | None] | None = None
     for turn in (True, False):
-        with failing_together():
+        with failing_together(), patiently():  # the main one may list millions of files
             if is_main() == turn:
                 pair = open_pair(config)
                 for source in pair if turn else ():

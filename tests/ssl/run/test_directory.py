@@ -2,7 +2,7 @@ import pytest
 
 from nestling.ssl.config import Config
 from nestling.ssl.errors import UserError
-from nestling.ssl.run import directory
+from nestling.ssl.run import directory, lock
 
 
 def config(out, **settings) -> Config:
@@ -17,6 +17,7 @@ def write_run(folder) -> None:
 
 def test_a_new_or_empty_folder_is_claimed(tmp_path):
     assert directory.claim(config(tmp_path / "new" / "run")) is None
+    lock.let_go()
     assert directory.claim(config(tmp_path / "new" / "run")) is None
     assert (tmp_path / "new" / "run").is_dir()
 
@@ -31,7 +32,8 @@ def test_a_run_is_not_overwritten_unasked(tmp_path):
 def test_overwrite_deletes_what_a_run_writes_and_nothing_else(tmp_path):
     write_run(tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
-    directory.claim(config(tmp_path, overwrite=True))
+    with lock.let_go_at_the_end():
+        directory.claim(config(tmp_path, overwrite=True))
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
