@@ -20,6 +20,8 @@ class Stream(IntEnum):
     TILES = 4  # photograph, part
     NETWORK = 5  # step, process
     REPLACEMENT = 6  # pass, index
+    SHOTS = 8  # repeat, class: training images drawn for k-NN
+    ALIGNMENT = 9  # index: views compared without labels
 
 
 def generator(seed: int, *coordinates: int) -> np.random.Generator:

@@ -30,7 +30,7 @@ Judge = Callable[[Backbone], Mapping[str, float]]
 class Journal:
     """Keeps the metrics of a run and does what is due after a step.
 
-    `judge` gives the accuracies of a backbone by name, the one that decides first.
+    `judge` gives the accuracies of a backbone by name, the one that decides first, and what else is found.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Journal:
         self.run.check()
         if saving:
             self._refuse_broken_weights(finished)
-            knn = next(iter(accuracies.values()), None)
+            knn = next((value for name, value in accuracies.items() if is_accuracy(name)), None)
             self.run.checkpoint(finished, self.method, self.optimizer, knn)
         self.throughput.reset()
 
@@ -164,13 +164,22 @@ class Journal:
             )
 
     def _judged(self, finished: int) -> dict[str, float]:
-        """k-NN of the teacher's backbone after `finished` steps."""
+        """What is found of the teacher's backbone after `finished` steps: k-NN, or what needs no labels."""
         if self.judge is None:
             return {}
         accuracies = dict(self.judge(self.method.teacher.backbone))
-        self._progress.knn(next(iter(accuracies.values())))
+        name, value = next(iter(accuracies.items()))
+        (self._progress.knn if is_accuracy(name) else self._progress.rankme)(value)
         logger.info(
             f"epoch {finished / self.schedules.steps_per_epoch:.4g}: "
-            + "  ".join(f"{name} {accuracy:.1%}" for name, accuracy in accuracies.items())
+            + "  ".join(
+                f"{name} {value:.1%}" if is_accuracy(name) else f"{name} {value:.4g}"
+                for name, value in accuracies.items()
+            )
         )
         return accuracies
+
+
+def is_accuracy(name: str) -> bool:
+    """Whether a judgement is an accuracy, which can decide; what is found without labels is none."""
+    return name.startswith("knn/")
