@@ -274,7 +274,14 @@ class Knn:
     batch_size: int = key(128, "images per process", low=1)
     max_train: int = key(100_000, "training images that vote online, evenly chosen; eval_knn uses all", low=1)
     max_val: int = key(10_000, "images judged online, evenly chosen; eval_knn uses all", low=1)
-    backend: str = key("faiss", "who searches", choices=("faiss", "torch"))
+    backend: str = key(
+        "auto",
+        "who searches, with the same results; auto: faiss, or torch where it is missing",
+        choices=("auto", "faiss", "torch"),
+    )
+    unlabelled: bool | None = key(
+        None, "also RankMe, a-ReQ, uniformity and alignment of features; null: where there is no k-NN"
+    )
 
 
 @dataclass

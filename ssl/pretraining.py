@@ -22,6 +22,7 @@ from nestling.ssl.distillation import SelfDistillation
 from nestling.ssl.distributed import failing_together
 from nestling.ssl.errors import Stopped, UserError
 from nestling.ssl.evaluation.online import OnlineKnn
+from nestling.ssl.evaluation.unlabelled.judge import UnlabelledJudge
 from nestling.ssl.initial_weights import settled, start_from
 from nestling.ssl.names import printable
 from nestling.ssl.run import changes, checkpoints, lock, processes, sharding
@@ -65,6 +66,10 @@ def pretrain(config: Config) -> Path:
     knn = None
     if queries is not None and config.knn.every:
         knn = OnlineKnn(images, queries, config, *place, ledger=ledger)
+    unlabelled = None
+    if config.knn.every and (knn is None if config.knn.unlabelled is None else config.knn.unlabelled):
+        unlabelled = UnlabelledJudge(queries or images, config, *place, ledger=ledger)
+    judges = [judge for judge in (knn, unlabelled) if judge is not None]
 
     torch.manual_seed(config.seed)  # alike on all processes: the teacher is never broadcast
     method = SelfDistillation(config).to(accelerator.device)
@@ -78,6 +83,8 @@ def pretrain(config: Config) -> Path:
     run = Run(config, accelerator, course)
     schedules = Schedules(config, run.course)
     announce(config, accelerator, schedules, images, queries)
+    if unlabelled is not None:
+        logger.info(unlabelled.said())
     if accelerator.is_main_process:
         warn_of_small(images, config)
         warn_of_shallow(config)
@@ -86,14 +93,14 @@ def pretrain(config: Config) -> Path:
         return TrainLoader(images, config, schedules.num_steps, *place, start_step=step, course=run.course)
 
     def judge(backbone: Backbone) -> dict[str, float]:
-        assert knn is not None
         with running_out_explained(config, IN_EVALUATION):
-            backbone = sharding.whole_backbone(backbone, config)
-            return knn.judge(backbone, accelerator.device, processes.autocast_dtype(accelerator))
+            whole = sharding.whole_backbone(backbone, config)
+            shared = (whole, accelerator.device, processes.autocast_dtype(accelerator))
+            return {name: value for judge in judges for name, value in judge.judge(*shared).items()}
 
     with stopping.listening(), processes.gone_explained(), running_out_explained(config, IN_TRAINING):
         code = train(
-            *(method, batches_from, schedules, run, judge if knn else None, ledger, images.path),
+            *(method, batches_from, schedules, run, judge if judges else None, ledger, images.path),
             *(stopping, accelerator),
         )
         if code:

@@ -21,6 +21,8 @@ class Stream(IntEnum):
     NETWORK = 5  # step, process
     REPLACEMENT = 6  # pass, index
     PROBE = 7  # what for, epoch, index: of a linear probe
+    SHOTS = 8  # repeat, class: training images drawn for k-NN
+    ALIGNMENT = 9  # index: views compared without labels
 
 
 def generator(seed: int, *coordinates: int) -> np.random.Generator:

@@ -42,7 +42,7 @@ def train(
     """Train `method.student` to predict `method.teacher`, its moving average; returns an exit code.
 
     `batches_from(step)` opens the micro-batches from that step on. `judge` rates a backbone; the
-    first of its values decides which checkpoint is the best. `ledger` counts the unreadable images,
+    first of its accuracies decides which checkpoint is the best. `ledger` counts the unreadable images,
     `path_of` names them. The code is 0, or the one that `stopping` asks for; then the last step is saved.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The learning curve: k-NN over epochs, beside what it must beat."""
+"""The learning curve: accuracy over epochs, or over another axis, beside what it must beat."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,23 +10,31 @@ Points = Sequence[tuple[float, float]]
 
 
 def learning_curve(
-    series: Mapping[str, Points], bars: Mapping[str, float], width: int = 860, height: int = 360
+    series: Mapping[str, Points],
+    bars: Mapping[str, float],
+    width: int = 860,
+    height: int = 360,
+    axis: str = "epoch",
+    dots: Mapping[str, Points] | None = None,
 ) -> Image.Image:
     """Lines of (epoch, share) and dashed levels, each named at its right end.
 
     Args:
         series: what was learned, each with at least one point.
         bars: constant levels, such as raw pixels and the untrained network.
+        axis: what the first numbers are.
+        dots: further points of a series that lie beside its line.
     """
+    beside = dots or {}
     labels = {name: f"{name} {100 * value:.0f} %" for name, value in _ends(series, bars).items()}
     right = width - max(canvas.text_width(text, canvas.SMALL) for text in labels.values()) - 22
     box = (52, 16, right, height - 50)
-    epochs = [epoch for points in series.values() for epoch, _ in points]
-    shares = [share for points in series.values() for _, share in points] + list(bars.values())
+    drawn = [point for points in (*series.values(), *beside.values()) for point in points]
+    epochs, shares = [epoch for epoch, _ in drawn], [share for _, share in drawn] + list(bars.values())
     scale = _Scale(box, (min(epochs), max(epochs)), (_floor(min(shares)), _ceiling(max(shares))))
     page = Image.new("RGB", (width, height), canvas.WHITE)
     draw = ImageDraw.Draw(page)
-    _draw_axes(draw, scale)
+    _draw_axes(draw, scale, axis)
     colors = {name: canvas.SERIES[i % len(canvas.SERIES)] for i, name in enumerate(series)}
     for name, share in bars.items():
         _dashed(draw, box[0], box[2], scale.y(share), canvas.GRAY)
@@ -34,6 +42,8 @@ def learning_curve(
     for name, points in series.items():
         places = [(scale.x(epoch), scale.y(share)) for epoch, share in points]
         _smooth_line(page, places, colors[name])
+        for epoch, share in beside.get(name, ()):
+            _smooth_line(page, [(scale.x(epoch), scale.y(share))], colors[name])
     ends = {name: scale.y(value) for name, value in _ends(series, bars).items()}
     for name, y in _apart(ends, canvas.SMALL + 5, box[1], box[3]).items():
         draw.text((right + 14, y), labels[name], colors[name], canvas.font(canvas.SMALL), anchor="lm")
@@ -71,7 +81,7 @@ def _ceiling(share: float) -> float:
     return min(10, int(share * 10 + 1.2)) / 10
 
 
-def _draw_axes(draw: ImageDraw.ImageDraw, scale: _Scale) -> None:
+def _draw_axes(draw: ImageDraw.ImageDraw, scale: _Scale, axis: str) -> None:
     left, _, right, bottom = scale.box
     small = canvas.font(canvas.SMALL)
     low, high = (round(10 * share) for share in scale.shares)
@@ -87,7 +97,7 @@ def _draw_axes(draw: ImageDraw.ImageDraw, scale: _Scale) -> None:
     while epoch <= last:
         draw.text((scale.x(epoch), bottom + 6), f"{epoch:g}", canvas.GRAY, small, anchor="mt")
         epoch += step
-    draw.text(((left + right) / 2, bottom + 30), "epoch", canvas.GRAY, small, anchor="mt")
+    draw.text(((left + right) / 2, bottom + 30), axis, canvas.GRAY, small, anchor="mt")
 
 
 def _units() -> Sequence[int]:

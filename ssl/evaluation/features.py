@@ -19,7 +19,7 @@ from nestling.ssl.data.failures import Failure
 from nestling.ssl.data.loader import EvalBatch
 from nestling.ssl.data.workers import deaths_explained
 from nestling.ssl.distributed import everyones, failing_together, is_distributed, is_main
-from nestling.ssl.evaluation.readouts import last_blocks, readout
+from nestling.ssl.evaluation.readouts import Readout, last_blocks, readout
 from nestling.ssl.views.render import normalize
 
 Batches = Iterable[EvalBatch]
@@ -71,18 +71,37 @@ def extract(
     # Not inference_mode: what a backbone caches in there, training could not use.
     with untouched(backbone), failing_together(), deaths_explained(), torch.no_grad():
         backbone.eval()
-        for indices, images, failed in batches:
+        for indices, rows, failed in forward(backbone, batches, readouts, mean, std, device, autocast):
             failures += failed
-            if not len(indices):
-                continue
+            seen.append(indices)
+            for name, vectors in rows.items():
+                kept[name].append(vectors)
+    joined = {name: _joined(parts) for name, parts in kept.items()}
+    return in_dataset_order(torch.cat(seen), joined, failures, num_images, device)
+
+
+def forward(
+    backbone: Backbone,
+    batches: Batches,
+    readouts: Sequence[Readout],
+    mean: Sequence[float],
+    std: Sequence[float],
+    device: torch.device,
+    autocast: torch.dtype | None = None,
+) -> Iterator[tuple[Tensor, dict[str, Tensor], list[Failure]]]:
+    """Batch by batch: which images, their vectors, and those that can't be read; {} where none can.
+
+    Shape:
+        batches of (B,), (B, C, S, S) uint8 -> (B,) int64, {name: (B, D) float32}, both on the CPU
+    """
+    for indices, images, failed in batches:
+        rows: dict[str, Tensor] = {}
+        if len(indices):
             pixels = normalize(images.to(device, non_blocking=True), mean, std)
             with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
                 blocks = last_blocks(backbone, pixels, readouts)
-            seen.append(indices.cpu())
-            for wanted in readouts:
-                kept[wanted.name].append(wanted(blocks).cpu())
-    vectors = {name: _joined(parts) for name, parts in kept.items()}
-    return in_dataset_order(torch.cat(seen), vectors, failures, num_images, device)
+            rows = {wanted.name: wanted(blocks).cpu() for wanted in readouts}
+        yield indices.cpu(), rows, failed
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from nestling.ssl.data.sources.base import ImageSource, Subset
+from nestling.ssl.data.sources.base import ImageSource, Subset, first_alike
 from nestling.ssl.errors import UserError
 from nestling.ssl.names import printable
 
@@ -71,6 +71,29 @@ def refuse_shared_files(train: ImageSource, val: ImageSource) -> None:
             f"data.val={printable(val.name)}, such as {printable(train.path(int(shared[0])))}; an image "
             "that finds itself says nothing, so keep the two apart"
         )
+
+
+def shared_files(train: ImageSource, val: ImageSource) -> tuple[np.ndarray, np.ndarray] | None:
+    """Numbers that are equal for images of one file, and the same in every process; None: no file is shared.
+
+    Shape:
+        -> train (N,), val (M,) int64
+    """
+    queries, ours = _told_apart_by(train, val)
+    if not np.isin(ours, queries).any():
+        return None
+    numbers = first_alike(np.concatenate([ours, queries]))
+    assert numbers is not None
+    return numbers[: len(ours)], numbers[len(ours) :]
+
+
+def unknown_classes(train: ImageSource, val: ImageSource) -> dict[str, int]:
+    """How many validation images there are of each class that no training image has."""
+    _, labels, _ = matched_labels(train, val)
+    assert val.labels is not None
+    assert val.class_names is not None
+    numbers, counts = np.unique(val.labels[labels < 0], return_counts=True)
+    return {val.class_names[number]: count for number, count in zip(numbers, counts.tolist(), strict=True)}
 
 
 def _told_apart_by(train: ImageSource, val: ImageSource) -> tuple[np.ndarray, np.ndarray]:

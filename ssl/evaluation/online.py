@@ -18,9 +18,10 @@ from nestling.ssl.distributed import failing_together, is_distributed, is_main, 
 from nestling.ssl.evaluation.baselines import raw_pixels
 from nestling.ssl.evaluation.features import Batches, Rows, extract
 from nestling.ssl.evaluation.knn import knn, search
+from nestling.ssl.evaluation.knn.parts import refuse_nonfinite
 from nestling.ssl.evaluation.labels import matched_labels, refuse_shared_files
 from nestling.ssl.evaluation.pictures import Query
-from nestling.ssl.views.evaluation import Centre
+from nestling.ssl.views.evaluation import Centre, View
 
 CACHE_BYTES = 256 * 2**20  # decoded images up to this size are kept between evaluations
 MAX_WORKERS = 4  # evaluations are short: more processes would take longer to start than they save
@@ -66,24 +67,11 @@ class OnlineKnn:
         known = known[evenly(len(known), config.knn.max_val)]
         self.train, self.train_labels = Subset(train, used), torch.from_numpy(train_labels[used])
         self.val, self.val_labels = Subset(val, known), torch.from_numpy(val_labels[known])
+        view = Centre((self.size, self.size), config.knn.crop_ratio)
         self._train_batches, self._val_batches = (
-            self._batches(source, config, process, num_processes) for source in (self.train, self.val)
+            batches_of(source, config, view, self.ledger, process, num_processes)
+            for source in (self.train, self.val)
         )
-
-    def _batches(self, source: ImageSource, config: Config, process: int, num_processes: int) -> Batches:
-        """This process's share of a source, kept in memory where all of it is small."""
-        workers = config.data.num_workers
-        loader = EvalLoader(
-            source,
-            config.data,
-            Centre((self.size, self.size), config.knn.crop_ratio),
-            batch_size=config.knn.batch_size,
-            num_workers=min(MAX_WORKERS, default_workers() if workers is None else workers),
-            process=process,
-            num_processes=num_processes,
-            ledger=self.ledger,
-        )
-        return _Kept(loader) if len(source) * self.channels * self.size**2 <= CACHE_BYTES else loader
 
     def judge(
         self, backbone: Backbone, device: torch.device | str, autocast: torch.dtype | None = None
@@ -152,6 +140,10 @@ class OnlineKnn:
 
     def _search(self, train: Rows, val: Rows) -> dict[str, float]:
         settings = self.settings
+        for rows, source, key in ((train, self.train, "data.train"), (val, self.val, "data.val")):
+            for name, vectors in rows.vectors.items():
+                bad = rows.indices[~vectors.isfinite().all(dim=1)].tolist()
+                refuse_nonfinite(name, [source.path(index) for index in bad], key)
         return {
             f"knn/{pooling}/{name}": value
             for pooling in train.vectors
@@ -167,6 +159,40 @@ class OnlineKnn:
                 self.search_threads,
             ).items()
         }
+
+
+def loader_of(
+    source: ImageSource, config: Config, size: int, ledger: Ledger, process: int, num_processes: int
+) -> EvalLoader:
+    """This process's share of the images as k-NN sees them."""
+    view = Centre((size, size), config.knn.crop_ratio)
+    return loader_with(view, source, config, ledger, process, num_processes)
+
+
+def loader_with(
+    view: View, source: ImageSource, config: Config, ledger: Ledger, process: int, num_processes: int
+) -> EvalLoader:
+    """This process's share of some view of the images."""
+    workers = config.data.num_workers
+    return EvalLoader(
+        source,
+        config.data,
+        view,
+        batch_size=config.knn.batch_size,
+        num_workers=min(MAX_WORKERS, default_workers() if workers is None else workers),
+        process=process,
+        num_processes=num_processes,
+        ledger=ledger,
+    )
+
+
+def batches_of(
+    source: ImageSource, config: Config, view: View, ledger: Ledger, process: int, num_processes: int
+) -> Batches:
+    """The same, kept in memory where all of it is small: for who looks again and again."""
+    loader = loader_with(view, source, config, ledger, process, num_processes)
+    height, width = view.size
+    return _Kept(loader) if len(source) * channels(config.data) * height * width <= CACHE_BYTES else loader
 
 
 class _Kept:

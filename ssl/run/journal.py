@@ -31,7 +31,7 @@ Judge = Callable[[Backbone], Mapping[str, float]]
 class Journal:
     """Keeps the metrics of a run and does what is due after a step.
 
-    `judge` gives the accuracies of a backbone by name, the one that decides first.
+    `judge` gives the accuracies of a backbone by name, the one that decides first, and what else is found.
     """
 
     def __init__(
@@ -122,8 +122,7 @@ class Journal:
         self.run.check()
         if saving:
             self._refuse_broken_weights(finished)
-            knn = next(iter(accuracies.values()), None)
-            self.run.checkpoint(finished, self.method, self.optimizer, knn)
+            self.run.checkpoint(finished, self.method, self.optimizer, deciding(accuracies))
         self.throughput.reset()
 
     def _exchanged(self) -> int:
@@ -144,7 +143,8 @@ class Journal:
         """Judge the step that a run goes on from, where the stop after it left that out."""
         record = self.run.logged_at(finished)
         if self.judge is not None and record.pop(LEFT_OUT, False):
-            self.run.judged_later(finished, record, self._judged(finished))
+            found = self._judged(finished)
+            self.run.judged_later(finished, {**record, **found}, deciding(found))
 
     def _is_due(self, finished: int, every_epochs: float) -> bool:
         """Whether something that comes every so many epochs comes after `finished` steps; 0: never."""
@@ -179,13 +179,27 @@ class Journal:
             )
 
     def _judged(self, finished: int) -> dict[str, float]:
-        """k-NN of the teacher's backbone after `finished` steps."""
+        """What is found of the teacher's backbone after `finished` steps: k-NN, or what needs no labels."""
         if self.judge is None:
             return {}
         accuracies = dict(self.judge(self.method.teacher.backbone))
-        self._progress.knn(next(iter(accuracies.values())))
+        name, value = next(iter(accuracies.items()))
+        (self._progress.knn if is_accuracy(name) else self._progress.rankme)(value)
         logger.info(
             f"epoch {self._course.epoch_at(finished):.4g}: "
-            + "  ".join(f"{name} {accuracy:.1%}" for name, accuracy in accuracies.items())
+            + "  ".join(
+                f"{name} {value:.1%}" if is_accuracy(name) else f"{name} {value:.4g}"
+                for name, value in accuracies.items()
+            )
         )
         return accuracies
+
+
+def is_accuracy(name: str) -> bool:
+    """Whether a judgement is an accuracy, which can decide; what is found without labels is none."""
+    return name.startswith("knn/")
+
+
+def deciding(found: Mapping[str, float]) -> float | None:
+    """The accuracy that says which checkpoint is the best, where there is one."""
+    return next((value for name, value in found.items() if is_accuracy(name)), None)

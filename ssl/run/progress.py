@@ -35,7 +35,7 @@ def duration(seconds: float) -> str:
 
 
 class RunProgress:
-    """Step, loss, k-NN, images/s and time left.
+    """Step, loss, k-NN or RankMe, images/s and time left.
 
     Use as a context; `mode` is `auto`, `bar`, `plain` or `none`.
     """
@@ -44,7 +44,7 @@ class RunProgress:
         self._plain = mode == "plain" or (mode == "auto" and not console.is_terminal)
         self._first, self._num_steps = first_step, num_steps
         self._start = time.perf_counter()
-        self._knn = "–"
+        self._judged = "k-NN –"
         self._bar = Progress(
             TextColumn("step {task.completed}/{task.total}"),
             BarColumn(),
@@ -70,11 +70,15 @@ class RunProgress:
 
     def knn(self, accuracy: float) -> None:
         """Show the newest k-NN accuracy, in [0, 1]."""
-        self._knn = f"{accuracy:.1%}"
+        self._judged = f"k-NN {accuracy:.1%}"
+
+    def rankme(self, rank: float) -> None:
+        """Show the newest effective rank of the features instead, where there is no k-NN."""
+        self._judged = f"RankMe {rank:.1f}"
 
     def record(self, step: int, record: Mapping[str, float]) -> None:
         """Show what was logged at `step`."""
-        state = f"loss {record['loss']:.4f}  k-NN {self._knn}  {record['images_per_second']:.0f} images/s"
+        state = f"loss {record['loss']:.4f}  {self._judged}  {record['images_per_second']:.0f} images/s"
         self._bar.update(self._task, state=state)
         if self._plain:
             left = (time.perf_counter() - self._start) / (step - self._first) * (self._num_steps - step)

@@ -117,16 +117,19 @@ class Run:
         broadcast_object_list(found)
         return found[0]
 
-    def judged_later(self, step: int, record: Mapping[str, Any], accuracies: Mapping[str, float]) -> None:
-        """Complete the last line of the log, and `best`, with what the stop after `step` left out."""
+    def judged_later(self, step: int, record: Mapping[str, Any], knn: float | None) -> None:
+        """Put `record` in the place of the log's last line, which a stop after `step` left without judgement.
+
+        `knn` is the accuracy in it, which may make the checkpoint that the run goes on from the best.
+        """
         with failing_together():
             if self._log is not None:
                 self._log.close()
                 self._log = JsonLog(self.path / directory.LOG, last_step=step - 1)
-                self._log.write({"step": step, **record, **accuracies})
+                self._log.write({"step": step, **record})
         if self.config.log.trackers:
-            self.accelerator.log(dict(accuracies), step=step)
-        if self._is_best(next(iter(accuracies.values()))) and self.is_main and self.resumed_from is not None:
+            self.accelerator.log(dict(record), step=step)
+        if self._is_best(knn) and self.is_main and self.resumed_from is not None:
             checkpoints.point(self.path, checkpoints.BEST, self.resumed_from)
 
     def _is_best(self, knn: float | None) -> bool:

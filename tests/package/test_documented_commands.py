@@ -55,6 +55,10 @@ MAKE, PIP = ([command for command in SHOWN if command.split()[0] == program] for
 SLURM = [command for command in SHOWN if "nestling.launch.slurm" in command]
 HELP = [command for command in SHOWN if command.endswith("--help")]
 EVAL = [command for command in SHOWN if "eval_knn" in command and command not in HELP]
+SIZES, UNLABELLED = (
+    [command for command in SHOWN if f"recipes/eval_{name}.py" in command and command not in HELP]
+    for name in ("resolution", "unlabelled")
+)
 EXPORT = [command for command in SHOWN if "recipes/export.py" in command and command not in HELP]
 MEASURE = [command for command in SHOWN if "measure_data" in command and command not in HELP]
 BENCHMARKS = [command for command in SHOWN if "benchmarks/" in command]  # run by tests/benchmarks
@@ -69,7 +73,8 @@ EXPORTED = {  # what lies beside export.json
     "torch_export": ["model.pt2"],
 }
 ELSEWHERE = [*BENCHMARKS, *FEATURES, *LINEAR]  # run by tests/benchmarks and test_documented_TOPIC.py
-PRETRAIN = sorted({*SHOWN} - {*MAKE, *PIP, *SLURM, *HELP, *EVAL, *EXPORT, *MEASURE, *ELSEWHERE, *OTHER})
+HERE = [*MAKE, *PIP, *SLURM, *HELP, *EVAL, *SIZES, *UNLABELLED, *EXPORT, *MEASURE, *OTHER]
+PRETRAIN = sorted({*SHOWN} - {*HERE, *ELSEWHERE})
 (FIRST,) = once(
     re.findall(r"^accelerate launch recipes/dino_xcit\.py(?: data\.train=\S+)?$", "\n".join(PRETRAIN), re.M)
 )
@@ -145,10 +150,10 @@ def test_a_documented_pretraining_leaves_a_run_with_a_checkpoint(command, folder
 @pytest.mark.slow
 @pytest.mark.parametrize("command", once(EVAL))
 def test_a_documented_evaluation_prints_its_table_and_writes_its_numbers(command, folder):
-    for file in folder.glob("run/checkpoints/*/knn.json"):
+    for file in folder.glob("run/results/*"):
         file.unlink()
     printed = call(placed(command, folder))
-    (file,) = folder.glob("run/checkpoints/*/knn.json")
+    (file,) = folder.glob("run/results/knn_*.json")
     found = json.loads(file.read_text())
     assert found["network"] == ("student" if "network=student" in command else "teacher")
     assert found["data"]["val"] == str(folder / ("others" if "data.val=" in command else "images"))
@@ -156,6 +161,32 @@ def test_a_documented_evaluation_prints_its_table_and_writes_its_numbers(command
     assert 0 <= accuracy <= 1
     assert re.search(rf"cls\W+3\W+{100 * accuracy:.1f}\b", printed), printed
     assert f"written to {file}" in printed.replace("\n", "")
+
+
+@pytest.fixture(scope="module")
+def another(folder) -> Path:
+    """A second run to compare with."""
+    return Path(shutil.copytree(folder / "run", folder / "another"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [*SIZES, *UNLABELLED])
+def test_a_documented_comparison_writes_what_it_prints(command, folder, another):
+    for file in folder.glob("run/results/*"):
+        file.unlink()
+    quick = ["timing.batch_size=2", "timing.repeats=1"] if command in SIZES else []
+    printed = call([*placed(command.replace("runs/another", str(another)), folder), *quick])
+    (file,) = folder.glob("run/results/*.json")
+    found = json.loads(file.read_text())["results"]
+    if command in UNLABELLED:
+        assert f"{found['features/rankme/cls']:.4g}" in printed
+        assert any("overlap" in name for name in found) == ("other=" in command)
+    else:
+        assert list(found) == ["run", *(["another"] if "others=" in command else [])]
+        assert ("224x320" in found["run"]) == ("224x320" in command)
+        assert all(f"{row['images_per_second']:.4g}" in printed for row in found["run"].values())
+        assert file.with_suffix(".csv").is_file()
+        assert file.with_suffix(".png").is_file()
 
 
 @pytest.mark.slow
@@ -260,6 +291,6 @@ def test_commands_of_every_kind_were_found():
     assert {"make demo", "make test"} <= set(MAKE)
     assert {"pip install .", "pip install '.[demo]'"} <= set(PIP)
     assert set(OTHER) <= set(SHOWN)
-    assert min(map(len, (SLURM, HELP, EVAL))) >= 1
+    assert min(map(len, (SLURM, HELP, EVAL, SIZES, UNLABELLED))) >= 1
     assert {command.split("--to ")[1].split()[0] for command in EXPORT} == set(TARGETS)
     assert len(PRETRAIN) >= 7

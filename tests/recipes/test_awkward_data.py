@@ -103,7 +103,7 @@ def test_training_and_knn_name_each_bad_file_once_and_use_all_others(
 
     said = started([*launcher, "recipes/eval_knn.py", str(run), f"data.num_workers={workers}"], repository)
     check_named_once(awkward, said)
-    (results,) = run.glob("checkpoints/*/knn.json")
+    (results,) = run.glob("results/knn_*.json")
     record = json.loads(results.read_text())
     assert record["num_train"] + record["num_val"] == len(awkward.readable)
     assert {Path(path) for path in record["unreadable"]} == set(awkward.unreadable)

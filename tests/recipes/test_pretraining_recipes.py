@@ -140,7 +140,7 @@ def test_accelerate_launch_trains_on_a_folder_and_leaves_a_whole_run(image_folde
     }
     assert records(run)[-1]["step"] == 14
     printed = started([str(BIN / "python"), "recipes/eval_knn.py", str(run), "knn.k=5"], repository)
-    judged = json.loads((pointed(run, "best") / "knn.json").read_text())
+    judged = json.loads((run / f"results/knn_{pointed(run, 'best').name}_teacher.json").read_text())
     online = next(record for record in records(run) if record["step"] == judged["step"])
     accuracy = judged["results"]["knn/cls/top1_k5"]
     assert accuracy == online["knn/cls/top1_k5"], "judged afterwards as while it trained"

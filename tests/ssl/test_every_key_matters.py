@@ -199,6 +199,7 @@ EFFECTS = [
     Effect("knn.max_train", "8", judged_images),
     Effect("knn.max_val", "2", judged_images),
     Effect("knn.backend", "torch", operations),
+    Effect("knn.unlabelled", "true", logged, {"knn.every": "2"}),
     Effect("log.every", "2", logged),
     Effect("log.progress", "plain", console),
     Effect("log.trackers", "[tensorboard]", files),

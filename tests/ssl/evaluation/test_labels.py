@@ -15,7 +15,7 @@ from nestling.ssl.data.sources.folder import Folder
 from nestling.ssl.data.sources.lists import ImageList
 from nestling.ssl.data.sources.shards import TarShards
 from nestling.ssl.errors import UserError
-from nestling.ssl.evaluation.labels import matched_labels, refuse_shared_files
+from nestling.ssl.evaluation.labels import matched_labels, refuse_shared_files, shared_files, unknown_classes
 
 
 def listed(file, *names):
@@ -76,6 +76,21 @@ def test_shards_behind_a_link_are_found(tmp_path):
         refuse_shared_files(train, TarShards(str(tmp_path / "link" / "a.tar"), Decoder()))
     val = TarShards(write_images(tmp_path / "val" / "a.tar", 0, 3), Decoder())
     refuse_shared_files(train, val)
+
+
+def test_shared_files_have_one_number_that_every_process_gives(tmp_path):
+    folder = Folder(plant(tmp_path / "train", "a/1.png", "a/2.png", "b/3.png", "b/4.png"))
+    names = ("train/b/3.png", "other.png", f"{tmp_path}/train/a/1.png", "train/b/3.png", "other.png")
+    numbers = shared_files(folder, listed(tmp_path / "list.txt", *names))
+    assert numbers is not None
+    assert [part.tolist() for part in numbers] == [[0, 1, 2, 3], [2, 5, 0, 2, 5]]
+    assert shared_files(*holdout(folder, 0.5, 0)) is None
+
+
+def test_unknown_classes_are_counted(tmp_path):
+    train = Folder(plant(tmp_path / "train", "a/1.png", "b/1.png"))
+    val = Folder(plant(tmp_path / "val", "a/1.png", "c/1.png", "c/2.png", "d/1.png"))
+    assert unknown_classes(train, val) == {"c": 2, "d": 1}
 
 
 def test_parts_of_one_source_are_compared_by_number(tmp_path):

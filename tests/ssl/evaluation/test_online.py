@@ -86,6 +86,16 @@ def test_the_judgement_equals_knn_on_features_made_by_hand(pair):
     assert judge.judge(backbone, "cpu") == results  # from the images kept in memory
 
 
+def test_images_whose_features_are_not_finite_are_named_by_path(pair):
+    broken = tiny()
+    with torch.no_grad():
+        broken.cls_token.fill_(torch.inf)
+    with pytest.raises(
+        UserError, match=r"cls of 24 images \(\S+/ant/0000\.png, .*, …\) of data\.train is not fin"
+    ):
+        OnlineKnn(*pair, settings()).judge(broken, "cpu")
+
+
 @pytest.mark.parametrize("backend", ["faiss", "torch"])
 def test_judging_leaves_every_state_as_it_was(pair, backend):
     backbone = tiny().train()

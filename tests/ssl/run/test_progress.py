@@ -9,13 +9,13 @@ from nestling.ssl.run import progress
 RECORD = {"loss": 4.5678, "images_per_second": 227.4, "epoch": 0.5, "lr": 1e-3}
 
 
-def shown(monkeypatch, mode: str, terminal: bool) -> str:
+def shown(monkeypatch, mode: str, terminal: bool, rank: float | None = None) -> str:
     """What a person sees of a run of 40 steps, 20 of them done before."""
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=120, highlight=False, color_system=None)
     monkeypatch.setattr(progress, "console", console)
     with progress.RunProgress(mode, first_step=20, num_steps=40) as run:
-        run.knn(0.8123)
+        run.knn(0.8123) if rank is None else run.rankme(rank)
         for step in range(21, 31):
             run.step(step)
             run.record(step, RECORD)
@@ -27,6 +27,12 @@ def test_a_terminal_gets_a_bar_with_step_loss_knn_speed_and_time_left(monkeypatc
     last = said[said.rindex("step ") :]
     for fact in ("step 30/40", "loss 4.5678", "k-NN 81.2%", "227 images/s", "0:00:0"):
         assert fact in last, last
+
+
+def test_without_labels_the_rank_of_the_features_is_shown_instead(monkeypatch):
+    said = shown(monkeypatch, "plain", terminal=False, rank=12.345)
+    assert "RankMe 12.3" in said
+    assert "k-NN" not in said
 
 
 def test_a_file_gets_plain_lines_without_control_characters(monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Resize
 
-from nestling.ssl.views.evaluation import eval_view
+from nestling.ssl.views.evaluation import Centre, eval_view
 
 
 def picture(height, width):
@@ -23,6 +23,33 @@ def test_it_equals_resize_and_center_crop(shape, size, ratio):
     assert view.shape == (3, size, size)
     assert view.dtype == np.uint8
     assert np.abs(view.astype(int) - np.asarray(expected).transpose(2, 0, 1)).max() <= 1
+
+
+@pytest.mark.parametrize("shape", [(375, 500), (300, 64), (96, 160)])
+@pytest.mark.parametrize("size", [(224, 448), (160, 96), (33, 70)])
+def test_a_view_that_is_not_square_equals_resize_and_center_crop(shape, size):
+    """Resized, its shape kept, until size / crop_ratio is just covered.
+
+    Of a smooth picture, and to a level a pass: Pillow resizes rows or columns first, whichever is cheaper
+    for what is kept, and rounds and cuts off in between.
+    """
+    coarse = Image.fromarray(64 + picture(shape[0] // 8, shape[1] // 8) // 2)
+    image, ratio = np.asarray(coarse.resize(shape[::-1], Image.Resampling.BILINEAR)), 0.875
+    cover = [round(side / ratio) for side in size]
+    if shape[0] * cover[1] <= shape[1] * cover[0]:
+        resized = (cover[0], int(cover[0] * shape[1] / shape[0]))
+    else:
+        resized = (int(cover[1] * shape[0] / shape[1]), cover[1])
+    resized = tuple(max(side, least) for side, least in zip(resized, cover, strict=True))
+    expected = Compose([Resize(resized, InterpolationMode.BICUBIC), CenterCrop(size)])(Image.fromarray(image))
+    view = Centre(size, ratio)(image, 0)
+    assert view.shape == (3, *size)
+    assert np.abs(view.astype(int) - np.asarray(expected).transpose(2, 0, 1)).max() <= 2
+
+
+def test_a_square_is_the_same_as_a_side_or_as_height_and_width():
+    image = picture(90, 130)
+    assert np.array_equal(Centre((64, 64), 0.8)(image, 5), eval_view(image, 64, 0.8))
 
 
 @pytest.mark.parametrize("shape", [(1, 4000), (4000, 1), (2, 50_000), (1, 1)])

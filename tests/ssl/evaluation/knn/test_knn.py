@@ -195,7 +195,13 @@ def test_zero_features_stay_zero():
 def test_sizes_beyond_one_tile_change_nothing(backend, monkeypatch):
     train, test = clusters(700, 9, seed=14), clusters(50, 9, seed=15)
     whole = knn(*train, *test, [7, 30], backend=backend)
-    monkeypatch.setattr("nestling.ssl.evaluation.knn.TILE", 1000)
+    for name, size in (
+        ("exact.TILE", 1000),
+        ("exact.BLOCK", 90),
+        ("backends.TILE", 400),
+        ("voting.VOTES", 90),
+    ):
+        monkeypatch.setattr(f"nestling.ssl.evaluation.knn.{name}", size)
     assert knn(*train, *test, [7, 30], backend=backend) == whole
 
 
@@ -207,7 +213,7 @@ def test_sizes_beyond_one_tile_change_nothing(backend, monkeypatch):
         ({"train_labels": torch.tensor([0, 1])}, r"3 training features but labels of shape \(2,\)"),
         ({"test_features": torch.ones(2, 5)}, r"\(3, 4\) and \(2, 5\)"),
         ({"test_features": torch.ones(0, 4), "test_labels": torch.ones(0)}, "at least one test image"),
-        ({"backend": "annoy"}, "choose faiss or torch"),
+        ({"backend": "annoy"}, "choose auto, faiss or torch"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(change, message):

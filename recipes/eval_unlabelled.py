@@ -1,0 +1,139 @@
+"""What do the features say without labels? Their rank, spectrum, spread, and agreement with another network.
+
+    python recipes/eval_unlabelled.py runs/pretrain
+    accelerate launch recipes/eval_unlabelled.py runs/pretrain other=runs/another 'k=[5, 20]'
+
+A run directory stands for its best checkpoint, else its newest. The images are those of data.val, or what is
+held out of data.train, else all of data.train; a weights file needs data.train.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nestling.ssl.command_line import read, run
+from nestling.ssl.config import key
+from nestling.ssl.evaluation.settings import Evaluation
+from nestling.ssl.names import printable
+
+
+@dataclass
+class UnlabelledSettings:
+    """How the images are shown; null: as the run had it."""
+
+    pooling: list[str] | None = key(None, "vectors judged: cls, mean_patch, cls+mean_patch, last4:cls, …")
+    size: int | None = key(None, "side of the image", low=1)
+    crop_ratio: float | None = key(None, "that side over the resized short side", low=0.1, high=1)
+    batch_size: int | None = key(None, "images per process", low=1)
+    backend: str | None = key(None, "who finds neighbours", choices=("auto", "faiss", "torch"))
+
+
+@dataclass
+class EvalUnlabelled(Evaluation):
+    """One evaluation."""
+
+    other: str | None = key(None, "another run, checkpoint or weights file, whose neighbours are compared")
+    other_network: str = key("teacher", "whose backbone of that", choices=("teacher", "student"))
+    k: list[int] = key([10], "nearest images that are compared", low=1)
+    max_images: int = key(10_000, "images looked at, evenly chosen", low=2)
+    knn: UnlabelledSettings = field(default_factory=UnlabelledSettings)
+
+
+def main(argv: list[str]) -> None:
+    """Judge one checkpoint, or two on the same images; prints a table and writes the results."""
+    settings = read(
+        EvalUnlabelled,
+        argv,
+        program="recipes/eval_unlabelled.py",
+        about=__doc__ or "",
+        positional=("checkpoint",),
+    )
+    # Late, as all of these import torch: --help answers at once.
+    from nestling.ssl.data.sources.opening import opened_together
+    from nestling.ssl.distributed import failing_together
+    from nestling.ssl.evaluation.results import results_file, write_results
+    from nestling.ssl.evaluation.together import on_the_same_images
+    from nestling.ssl.evaluation.unlabelled.judge import UnlabelledJudge
+    from nestling.ssl.evaluation.unlabelled.overlap import overlaps
+    from nestling.ssl.run import processes
+    from nestling.ssl.run.loading import check_size
+    from nestling.ssl.run.log import strict
+    from nestling.ssl.run.progress import say_only_here
+    from nestling.ssl.trained import load_trained
+
+    names = named(settings)
+    trained = [load_trained(settings.checkpoint, settings.network)]
+    if settings.other is not None:
+        trained.append(load_trained(settings.other, settings.other_network))
+    configs = on_the_same_images(trained, settings.data, settings.knn)
+    for one in trained:
+        check_size(one.backbone, one.size, "knn.size")
+    accelerator = processes.join()
+    say_only_here(accelerator.is_main_process)
+    out = Path()
+    with failing_together():
+        if accelerator.is_main_process:
+            out = results_file(trained[0], "unlabelled", settings, settings.out)
+    place = (accelerator.process_index, accelerator.num_processes)
+    judges, seen = [], []
+    for one, config in zip(trained, configs, strict=True):
+        config.knn.max_val, config.knn.pooling = settings.max_images, configs[0].knn.pooling
+        train, val = opened_together(config)
+        judges.append(UnlabelledJudge(train if val is None else val, config, *place))
+        seen.append(judges[-1].seen(one.backbone.to(accelerator.device), accelerator.device))
+    values = [
+        {name: strict(value) for name, value in judge.values(features).items()}
+        for judge, features in zip(judges, seen, strict=True)
+    ]
+    shared: dict[str, float] = {}
+    if settings.other is not None:
+        shared = overlaps(seen[0].images, seen[1].images, settings.k, configs[0].knn.backend)
+    if accelerator.is_main_process:
+        count, images = len(seen[0].images.indices), judges[0].images.name
+        show(names, values, shared, f"{count} images of {printable(images)}")
+        facts = {
+            "images": images,
+            "num_images": count,
+            "unreadable": judges[0].ledger.paths(),
+            "size": judges[0].size,
+            "other": {**trained[1].facts(), "results": values[1]} if settings.other else None,
+        }
+        write_results(out, trained[0], settings, {**values[0], **shared}, **facts)
+    accelerator.end_training()
+
+
+def named(settings: EvalUnlabelled) -> list[str]:
+    """What the table calls the networks."""
+    from nestling.ssl.evaluation.together import names_of
+
+    if settings.other == settings.checkpoint and settings.network != settings.other_network:
+        return names_of(
+            [f"{settings.checkpoint} {network}" for network in (settings.network, settings.other_network)]
+        )
+    return names_of([settings.checkpoint, *([settings.other] if settings.other else [])])
+
+
+def show(
+    names: Sequence[str],
+    values: Sequence[Mapping[str, float | None]],
+    shared: Mapping[str, float],
+    title: str,
+) -> None:
+    """A column for each network, then what they have in common."""
+    from nestling.ssl.evaluation.results import show_table
+
+    rows = [
+        (
+            name.removeprefix("features/"),
+            *("–" if one[name] is None else f"{one[name]:.4g}" for one in values),
+        )
+        for name in values[0]
+    ]
+    show_table(title, ["features", *names], rows)
+    if shared:
+        common = [(name.removeprefix("features/"), value) for name, value in shared.items()]
+        show_table("shared neighbours, %", ["features", "%"], common)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,1 @@
+"""How a backbone does on images of other sizes than it was trained on."""

@@ -1,0 +1,1 @@
+"""What features say of a network without any label."""

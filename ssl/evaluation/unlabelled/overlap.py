@@ -1,0 +1,73 @@
+"""Whether two networks find the same images alike.
+
+Shapes used below: N images, D and E channels, k neighbours.
+"""
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nestling.ssl.distributed import everyones, failing_together, is_main
+from nestling.ssl.errors import UserError
+from nestling.ssl.evaluation.features import Rows
+from nestling.ssl.evaluation.knn.backends import resolved
+from nestling.ssl.evaluation.knn.exact import Exact, unit_rows
+
+log = logging.getLogger("nestling")
+
+
+def knn_overlap(first: Tensor, second: Tensor, k: int, backend: str = "auto") -> dict[str, float]:
+    """Means over the images of what the k nearest others in `first` and in `second` share.
+
+    `overlap` is |A & B| / k, the mutual k-NN metric of Huh et al. (2024); `jaccard` is |A & B| / |A | B|.
+    Two networks that have nothing in common reach about k / (N - 1) and half of that.
+
+    Shape:
+        first: (N, D), second: (N, E), any float type; row i of both is image i
+
+    Raises:
+        UserError: fewer than k other images.
+    """
+    count = len(first)
+    assert len(second) == count, "row i of both is image i"
+    if not 1 <= k < count:
+        raise UserError(f"k={k} nearest others of {count} images; give 1 to {count - 1}")
+    sides = [_nearest_others(features, k, resolved(backend)) for features in (first, second)]
+    shared = (sides[0][:, :, None] == sides[1][:, None, :]).sum(dim=(1, 2)).double()
+    return {"overlap": float((shared / k).mean()), "jaccard": float((shared / (2 * k - shared)).mean())}
+
+
+def _nearest_others(features: Tensor, k: int, backend: str) -> Tensor:
+    """Shape: (N, D) -> (N, k) int64, never the image itself."""
+    rows, numbers = unit_rows(features), torch.arange(len(features))
+    return Exact(rows, numbers, backend, None, 1)(rows, numbers, k)[1]
+
+
+def overlaps(first: Rows, second: Rows, ks: Sequence[int], backend: str = "auto") -> dict[str, float]:
+    """`knn_overlap` of the images that both could read, as `features/overlap/cls_k10`; on all processes.
+
+    A k of more than the other images becomes that number, which is said.
+    """
+    values: dict[str, float] = {}
+    with failing_together():
+        if is_main():
+            kept = [
+                torch.isin(one.indices, other.indices) for one, other in ((first, second), (second, first))
+            ]
+            usable = _usable(ks, int(kept[0].sum()) - 1)
+            for pooling in first.vectors:
+                sides = first.vectors[pooling][kept[0]], second.vectors[pooling][kept[1]]
+                for k in usable:
+                    for name, value in knn_overlap(*sides, k, backend).items():
+                        values[f"features/{name}/{pooling}_k{k}"] = value
+    return everyones([values])[0]  # the main process comes first
+
+
+def _usable(ks: Sequence[int], num_others: int) -> list[int]:
+    if num_others < 1:
+        raise UserError("neighbours can't be compared: fewer than two images could be read by both networks")
+    if max(ks) > num_others:
+        log.warning("each image has only %d others, so k=%d becomes k=%d", num_others, max(ks), num_others)
+    return list(dict.fromkeys(min(k, num_others) for k in ks))
