@@ -53,8 +53,8 @@ def regularisation_path(
             unfinished.append(c)
     if unfinished:
         log.warning(
-            "logistic regression stopped after %d iterations before its minimum at c = %s; raise "
-            "linear.max_iterations, or set linear.standardise=true",
+            "logistic regression stopped after %d iterations before its minimum at c = %s; more iterations, "
+            "or standardised features, would reach it",
             max_iterations,
             ", ".join(f"{c:g}" for c in unfinished),
         )

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nestling.ssl.errors import UserError
+from nestling.ssl.evaluation.linear.logistic import regularisation_path
 
 DECAYS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # of the mean loss, on standardised features
 CONSTANT = 1e-6  # of a channel's size: a deviation below is float32's rounding
 HELD_OUT = 5  # one image in so many chooses among them
-STEPS, MEMORY, TOLERANCE = 100, 20, 1e-5  # of L-BFGS; the last is of a gradient's entry
 
 Classifier = Callable[[Tensor], Tensor]
 
@@ -44,8 +44,8 @@ def fit_linear(features: Tensor, labels: Tensor, num_classes: int) -> Classifier
     rows, labels = standardised(features), labels.to(features.device)
     held = _held_out(labels)
     decay = _best_decay(rows[~held], labels[~held], rows[held], labels[held], num_classes)
-    weight, bias = _fitted(rows, labels, decay, *_zero(rows, num_classes))
-    return lambda others: F.linear(standardised(others), weight, bias).argmax(dim=1)
+    (weight,), (bias,) = regularisation_path(rows, labels, num_classes, [1 / (decay * len(rows))])
+    return lambda others: F.linear(standardised(others).double(), weight, bias).argmax(dim=1)
 
 
 def _held_out(labels: Tensor) -> Tensor:
@@ -65,45 +65,10 @@ def _held_out(labels: Tensor) -> Tensor:
 def _best_decay(
     rows: Tensor, labels: Tensor, held_rows: Tensor, held_labels: Tensor, num_classes: int
 ) -> float:
-    """From the strongest on, each fit beginning where the one before ended."""
-    found = _zero(rows, num_classes)
-    best, best_right = DECAYS[len(DECAYS) // 2], -1
-    for decay in DECAYS if len(held_rows) else ():
-        found = _fitted(rows, labels, decay, *found)
-        right = int((F.linear(held_rows, *found).argmax(dim=1) == held_labels).sum())
-        if right > best_right:
-            best, best_right = decay, right
-    return best
-
-
-def _zero(rows: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    return rows.new_zeros(num_classes, rows.shape[1]), rows.new_zeros(num_classes)
-
-
-def _fitted(
-    rows: Tensor, labels: Tensor, decay: float, weight: Tensor, bias: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The minimum, from there on.
-
-    Shape:
-        rows (N, D), labels (N,), weight (C, D), bias (C,) -> weight, bias
-    """
-    weight, bias = weight.clone().requires_grad_(), bias.clone().requires_grad_()
-    optimizer = torch.optim.LBFGS(
-        [weight, bias],
-        max_iter=STEPS,
-        tolerance_grad=TOLERANCE,
-        tolerance_change=TOLERANCE**2,
-        history_size=MEMORY,
-        line_search_fn="strong_wolfe",
-    )
-
-    def loss() -> Tensor:
-        optimizer.zero_grad()
-        value = F.cross_entropy(F.linear(rows, weight, bias), labels) + decay / 2 * weight.square().sum()
-        value.backward()
-        return value
-
-    with torch.enable_grad():
-        optimizer.step(loss)
-    return weight.detach(), bias.detach()
+    """Of equal ones the strongest; a middle one where no class is large enough to hold an image out."""
+    if not len(held_rows):
+        return DECAYS[len(DECAYS) // 2]
+    cs = [1 / (decay * len(rows)) for decay in DECAYS]
+    weights, biases = regularisation_path(rows, labels, num_classes, cs)
+    scores = held_rows.double() @ weights.mT + biases[:, None]  # decays M C
+    return DECAYS[int((scores.argmax(dim=2) == held_labels).sum(dim=1).argmax())]
