@@ -39,7 +39,7 @@ def matched_labels(train: ImageSource, val: ImageSource) -> tuple[np.ndarray, np
         )
     if unknown:
         log.warning(
-            "k-NN: left out %d of %d validation images, of %d classes that data.train lacks: %s",
+            "left out %d of %d validation images, of %d classes that data.train lacks: %s",
             (labels < 0).sum(),
             len(labels),
             len(unknown),

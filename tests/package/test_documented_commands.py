@@ -1,5 +1,6 @@
 """Every command that README and docs show does what it says: shrunk recipes, pip from a copy, make by CI."""
 
+import importlib
 import json
 import re
 import shlex
@@ -10,12 +11,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from dense_subjects import write_all, write_tiny_run
 from export_subjects import write_run
 from image_folder import write_image_folder
 
 from nestling.launch import catalog, slurm
 from nestling.ssl.command_line import read
 from nestling.ssl.config import Config
+from nestling.ssl.evaluation.detection.settings import FineTuneDetection
+from nestling.ssl.evaluation.finetuning.settings import FineTune
 from nestling.ssl.export.exporting import TARGETS
 from nestling.ssl.run import checkpoints
 
@@ -56,9 +60,22 @@ SLURM = [command for command in SHOWN if "nestling.launch.slurm" in command]
 HELP = [command for command in SHOWN if command.endswith("--help")]
 EVAL = [command for command in SHOWN if "eval_knn" in command and command not in HELP]
 EXPORT = [command for command in SHOWN if "recipes/export.py" in command and command not in HELP]
+FINETUNE = [command for command in SHOWN if "recipes/finetune.py" in command and command not in HELP]
+DETECTION = [command for command in SHOWN if "finetune_detection" in command and command not in HELP]
 MEASURE = [command for command in SHOWN if "measure_data" in command and command not in HELP]
 BENCHMARKS = [command for command in SHOWN if "benchmarks/" in command]  # run by tests/benchmarks
-OTHER = ["nestling"]
+DENSE = [  # with what makes each small
+    (command, small)
+    for recipe, small in {
+        "eval_segmentation": "size=16 linear.steps=3 linear.warmup_steps=1 linear.batch_size=2",
+        "eval_video": "size=64",
+        "eval_retrieval": "size=32",
+        "eval_copy_detection": "size=32",
+    }.items()
+    for command in SHOWN
+    if f"recipes/{recipe}.py" in command and command not in HELP
+]
+OTHER = ["nestling", *(command for command, _ in DENSE)]
 EXPORTED = {  # what lies beside export.json
     "nestling": ["README.md", "model.safetensors"],
     "timm": ["config.json", "model.safetensors"],
@@ -66,7 +83,10 @@ EXPORTED = {  # what lies beside export.json
     "onnx": ["model.onnx"],
     "torch_export": ["model.pt2"],
 }
-PRETRAIN = sorted({*SHOWN} - {*MAKE, *PIP, *SLURM, *HELP, *EVAL, *EXPORT, *MEASURE, *BENCHMARKS, *OTHER})
+PRETRAIN = sorted(
+    {*SHOWN}
+    - {*MAKE, *PIP, *SLURM, *HELP, *EVAL, *EXPORT, *MEASURE, *BENCHMARKS, *OTHER, *FINETUNE, *DETECTION}
+)
 (FIRST,) = once(
     re.findall(r"^accelerate launch recipes/dino_xcit\.py(?: data\.train=\S+)?$", "\n".join(PRETRAIN), re.M)
 )
@@ -155,6 +175,16 @@ def test_a_documented_evaluation_prints_its_table_and_writes_its_numbers(command
     assert f"written to {file}" in printed.replace("\n", "")
 
 
+@pytest.mark.parametrize("command", [*FINETUNE, *DETECTION])
+def test_a_recipe_for_fine_tuning_takes_what_is_documented(command):
+    """tests/recipes/test_finetune.py, test_finetune_detection.py and .ci/smoke run them whole."""
+    script, *arguments = shlex.split(command.partition("recipes/")[2])
+    assert (ROOT / "recipes" / script).is_file()
+    schema = FineTune if command in FINETUNE else FineTuneDetection
+    config = read(schema, arguments, program="recipe", positional=("checkpoint",))
+    assert f"data.val={config.data.val}" in arguments
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", once(EXPORT))
 def test_a_documented_export_writes_a_folder_that_was_compared(command, tmp_path):
@@ -182,6 +212,29 @@ def test_a_documented_measurement_prints_what_to_normalise_by(command, folder):
     printed = call(placed(command, folder))
     assert "16 images in" in printed
     assert re.search(r"data\.mean='\[[\d., ]+\]' data\.std='\[[\d., ]+\]'", printed)
+
+
+@pytest.fixture(scope="module")
+def data_sets(tmp_path_factory) -> Path:
+    """A tiny run, and what the pages on dense evaluations and retrieval name, beside each other."""
+    folder = write_all(tmp_path_factory.mktemp("dense"))
+    write_tiny_run(folder / "runs/pretrain")
+    return folder
+
+
+@pytest.mark.parametrize(("command", "small"), DENSE)
+def test_a_documented_dense_evaluation_writes_its_results(command, small, data_sets, monkeypatch):
+    """In this process, as starting one takes longer than the work."""
+    monkeypatch.chdir(data_sets)
+    _, script, *arguments = shlex.split(command)
+    given = {argument.partition("=")[0] for argument in arguments}
+    more = [argument for argument in small.split() if argument.partition("=")[0] not in given]
+    out = data_sets / "found.json"
+    importlib.import_module(f"nestling.recipes.{Path(script).stem}").main([*arguments, *more, f"out={out}"])
+    results = json.loads(out.read_text())["results"]
+    out.unlink()
+    assert results
+    assert all(0 <= value <= 1 for value in results.values())
 
 
 @pytest.mark.parametrize("command", BENCHMARKS)
@@ -257,6 +310,6 @@ def test_commands_of_every_kind_were_found():
     assert {"make demo", "make test"} <= set(MAKE)
     assert {"pip install .", "pip install '.[demo]'"} <= set(PIP)
     assert set(OTHER) <= set(SHOWN)
-    assert min(map(len, (SLURM, HELP, EVAL))) >= 1
+    assert min(map(len, (SLURM, HELP, EVAL, FINETUNE, DETECTION))) >= 1
     assert {command.split("--to ")[1].split()[0] for command in EXPORT} == set(TARGETS)
     assert len(PRETRAIN) >= 7
