@@ -6,10 +6,29 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from documented import (
+    BENCHMARKS,
+    DETECTION,
+    EVAL,
+    EXPORT,
+    FINETUNE,
+    FIRST,
+    HELP,
+    MAKE,
+    MEASURE,
+    OTHER,
+    PIP,
+    PRETRAIN,
+    ROOT,
+    SHOWN,
+    SIZES,
+    SLURM,
+    UNLABELLED,
+    once,
+)
 from export_subjects import write_run
 from image_folder import write_image_folder
 
@@ -19,10 +38,7 @@ from nestling.ssl.config import Config
 from nestling.ssl.export.exporting import TARGETS
 from nestling.ssl.run import checkpoints
 
-ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-PROGRAMS = ("accelerate", "make", "nestling", "pip", "python", "torchrun")
 SHRUNK = [
     *("backbone.name=xcit_nano_12_p4", "backbone.options={embed_dim: 16, depth: 1, num_heads: 2}"),
     *("views.global_size=16", "views.local_size=8", "views.num_local=1", "data.num_workers=0"),
@@ -31,40 +47,6 @@ SHRUNK = [
 ]
 
 
-def commands() -> Iterator[str]:
-    """The command lines of all fenced blocks without a language, without comments and ellipses."""
-    for page in PAGES:
-        for language, block in re.findall(
-            r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL
-        ):
-            for line in block.splitlines() if not language else ():
-                command = line.partition(" #")[0].replace("…", "").strip()
-                if command.split(" ")[0] in PROGRAMS:
-                    yield command
-
-
-def once(commands: Iterable[str]) -> list[str]:
-    """One of each that are the same here, where all runs and all images are the fixture's."""
-    return list(
-        {re.sub(r" data\.train=\S+|(?<= runs/)\w+", "", command): command for command in commands}.values()
-    )
-
-
-SHOWN = sorted(set(commands()))
-MAKE, PIP = ([command for command in SHOWN if command.split()[0] == program] for program in ("make", "pip"))
-SLURM = [command for command in SHOWN if "nestling.launch.slurm" in command]
-HELP = [command for command in SHOWN if command.endswith("--help")]
-EVAL = [command for command in SHOWN if "eval_knn" in command and command not in HELP]
-SIZES, UNLABELLED = (
-    [command for command in SHOWN if f"recipes/eval_{name}.py" in command and command not in HELP]
-    for name in ("resolution", "unlabelled")
-)
-EXPORT = [command for command in SHOWN if "recipes/export.py" in command and command not in HELP]
-MEASURE = [command for command in SHOWN if "measure_data" in command and command not in HELP]
-BENCHMARKS = [command for command in SHOWN if "benchmarks/" in command]  # run by tests/benchmarks
-FEATURES = [command for command in SHOWN if re.search(r"recipes/(extract_features|search)\.py", command)]
-LINEAR = [command for command in SHOWN if "eval_linear" in command]
-OTHER = ["nestling"]
 EXPORTED = {  # what lies beside export.json
     "nestling": ["README.md", "model.safetensors"],
     "timm": ["config.json", "model.safetensors"],
@@ -72,12 +54,6 @@ EXPORTED = {  # what lies beside export.json
     "onnx": ["model.onnx"],
     "torch_export": ["model.pt2"],
 }
-ELSEWHERE = [*BENCHMARKS, *FEATURES, *LINEAR]  # run by tests/benchmarks and test_documented_TOPIC.py
-HERE = [*MAKE, *PIP, *SLURM, *HELP, *EVAL, *SIZES, *UNLABELLED, *EXPORT, *MEASURE, *OTHER]
-PRETRAIN = sorted({*SHOWN} - {*HERE, *ELSEWHERE})
-(FIRST,) = once(
-    re.findall(r"^accelerate launch recipes/dino_xcit\.py(?: data\.train=\S+)?$", "\n".join(PRETRAIN), re.M)
-)
 
 
 @pytest.fixture(scope="module")
@@ -291,6 +267,6 @@ def test_commands_of_every_kind_were_found():
     assert {"make demo", "make test"} <= set(MAKE)
     assert {"pip install .", "pip install '.[demo]'"} <= set(PIP)
     assert set(OTHER) <= set(SHOWN)
-    assert min(map(len, (SLURM, HELP, EVAL, SIZES, UNLABELLED))) >= 1
+    assert min(map(len, (SLURM, HELP, EVAL, SIZES, UNLABELLED, FINETUNE, DETECTION))) >= 1
     assert {command.split("--to ")[1].split()[0] for command in EXPORT} == set(TARGETS)
     assert len(PRETRAIN) >= 7

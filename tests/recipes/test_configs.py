@@ -9,7 +9,7 @@ from nestling.ssl.errors import UserError
 from nestling.ssl.validation import validate
 
 CONFIGS = Path(__file__).parents[2] / "recipes" / "configs"
-NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
+NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml") if path.stem.startswith(("dino_", "photo_")))
 PUBLISHED = [name for name in NAMES if name.startswith("dino_")]
 
 

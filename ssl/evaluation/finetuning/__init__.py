@@ -1,0 +1,1 @@
+"""Fine-tuning: backbone and a linear classifier trained together on labelled images."""
