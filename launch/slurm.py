@@ -4,8 +4,8 @@
 
 Every process of the job runs the recipe with torch.distributed's variables set. A job that is
 preempted or reaches its time limit is asked to stop, then queued again with the same arguments:
-`resume=auto` lets it go on where it was. So it does where `train.max_hours` are over. A recipe that a
-signal stopped has not failed, and is not queued again.
+`resume=auto` lets it go on where it was. So it does where `train.max_hours` are over, if `resume=auto` stands
+on the command line. A recipe that a signal stopped has not failed, and is not queued again.
 """
 
 import argparse

@@ -16,10 +16,10 @@ from nestling.ssl.data.workers import default_workers
 from nestling.ssl.distillation import SelfDistillation
 from nestling.ssl.errors import UserError
 from nestling.ssl.run import checkpoints, memory
+from nestling.ssl.run.directory import refuse_taken
 from nestling.ssl.run.disk import checkpoint_bytes
 from nestling.ssl.run.fitting import fitting_on, largest
 from nestling.ssl.run.loading import saved_config
-from nestling.ssl.run.processes import gone_explained
 from nestling.ssl.schedules import StepValues
 from nestling.ssl.training import compared
 from nestling.ssl.views.plan import NUM_GLOBAL
@@ -46,10 +46,12 @@ def with_batch_size(config: Config, accelerator: Accelerator, num_images: int) -
         return _with(config, kept)
     single = _with(config, 1)
     most = steps_per_epoch(num_images, single, accelerator.num_processes)
-    with gone_explained():
-        found, where = _tried(single, accelerator, most)
-        accelerator.free_memory()  # which forgets the networks that steps were tried with
-        memory.give_back()
+    with distributed.failing_together():
+        if accelerator.is_main_process:
+            refuse_taken(config)  # before the memory of the run that holds it is tried
+    found, where = _tried(single, accelerator, most)
+    accelerator.free_memory()  # which forgets the networks that steps were tried with
+    memory.give_back()
     if not found:
         raise UserError(
             f"train.batch_size=auto: not even one image fits ({where}): {memory.advice_in_training(single)}"

@@ -10,6 +10,7 @@ import torch
 from accelerate import Accelerator
 
 from nestling.backbones import Backbone
+from nestling.backbones.weights import Weights
 from nestling.ssl.batch_size import with_batch_size
 from nestling.ssl.config import Config
 from nestling.ssl.data.ledger import Ledger
@@ -28,7 +29,7 @@ from nestling.ssl.names import printable
 from nestling.ssl.run import changes, checkpoints, lock, processes, sharding
 from nestling.ssl.run.disk import refuse_small
 from nestling.ssl.run.guards import try_a_step
-from nestling.ssl.run.memory import IN_EVALUATION, IN_TRAINING, running_out_explained, start_explained
+from nestling.ssl.run.memory import AT_THE_START, IN_EVALUATION, IN_TRAINING, running_out_explained
 from nestling.ssl.run.progress import say_only_here
 from nestling.ssl.run.results import show
 from nestling.ssl.run.run import Run
@@ -41,7 +42,7 @@ logger = logging.getLogger("nestling")
 
 
 @lock.let_go_at_the_end()
-@start_explained
+@processes.gone_explained()
 def pretrain(config: Config) -> Path:
     """Pretrain a backbone as `config` says and show what it learned; returns the run directory.
 
@@ -63,28 +64,15 @@ def pretrain(config: Config) -> Path:
     place = (accelerator.process_index, accelerator.num_processes)
     course = course_of(len(images), config, accelerator.num_processes)
     ledger = Ledger(config.data.max_bad_share, len(images) + (len(queries) if queries is not None else 0))
-    knn = None
-    if queries is not None and config.knn.every:
-        knn = OnlineKnn(images, queries, config, *place, ledger=ledger)
-    unlabelled = None
-    if config.knn.every and (knn is None if config.knn.unlabelled is None else config.knn.unlabelled):
-        unlabelled = UnlabelledJudge(queries or images, config, *place, ledger=ledger)
-    judges = [judge for judge in (knn, unlabelled) if judge is not None]
-
-    torch.manual_seed(config.seed)  # alike on all processes: the teacher is never broadcast
-    method = SelfDistillation(config).to(accelerator.device)
-    if weights is not None:
-        start_from(method, weights, config)
-    processes.synchronise_batch_norms(method, accelerator)
-    try_a_step(method, config, processes.autocast_dtype(accelerator))
+    judges = Judges(images, queries, config, accelerator, ledger)
+    method = networks(config, weights, accelerator)
     with failing_together():
         if accelerator.is_main_process:
             refuse_small(config, method)
     run = Run(config, accelerator, course)
     schedules = Schedules(config, run.course)
     announce(config, accelerator, schedules, images, queries)
-    if unlabelled is not None:
-        logger.info(unlabelled.said())
+    judges.announce()
     if accelerator.is_main_process:
         warn_of_small(images, config)
         warn_of_shallow(config)
@@ -92,24 +80,78 @@ def pretrain(config: Config) -> Path:
     def batches_from(step: int) -> TrainLoader:
         return TrainLoader(images, config, schedules.num_steps, *place, start_step=step, course=run.course)
 
-    def judge(backbone: Backbone) -> dict[str, float]:
-        with running_out_explained(config, IN_EVALUATION):
-            whole = sharding.whole_backbone(backbone, config)
-            shared = (whole, accelerator.device, processes.autocast_dtype(accelerator))
-            return {name: value for judge in judges for name, value in judge.judge(*shared).items()}
-
-    with stopping.listening(), processes.gone_explained(), running_out_explained(config, IN_TRAINING):
+    with stopping.listening(), running_out_explained(config, IN_TRAINING):
         code = train(
-            *(method, batches_from, schedules, run, judge if judges else None, ledger, images.path),
+            *(method, batches_from, schedules, run, judges.judge if judges else None, ledger, images.path),
             *(stopping, accelerator),
         )
         if code:
             leave(run, config, accelerator, code)
     with running_out_explained(config, IN_EVALUATION):
         backbone = sharding.whole_backbone(method.teacher.backbone, config)
-        show(run.path, backbone, knn, queries or images, config, accelerator)
+        show(run.path, backbone, judges.knn, queries or images, config, accelerator)
     accelerator.end_training()
     return run.path
+
+
+def networks(config: Config, weights: Weights | None, accelerator: Accelerator) -> SelfDistillation:
+    """Student, teacher and terms on the device of this process, tried with one step.
+
+    Raises:
+        UserError: the weights don't fit, no step can be taken, or memory ran out.
+    """
+    with running_out_explained(config, AT_THE_START):
+        torch.manual_seed(config.seed)  # alike on all processes: the teacher is never broadcast
+        method = SelfDistillation(config).to(accelerator.device)
+        if weights is not None:
+            start_from(method, weights, config)
+        processes.synchronise_batch_norms(method, accelerator)
+        try_a_step(method, config, processes.autocast_dtype(accelerator))
+    return method
+
+
+class Judges:
+    """What rates the teacher while it learns: k-NN where there are labels, its features where there are none.
+
+    `judge` is called by all processes together; k-NN comes first, where it is. False where nothing judges.
+    """
+
+    def __init__(
+        self,
+        images: ImageSource,
+        queries: ImageSource | None,
+        config: Config,
+        accelerator: Accelerator,
+        ledger: Ledger,
+    ) -> None:
+        self._config, self._accelerator = config, accelerator
+        self.knn: OnlineKnn | None = None
+        self.unlabelled: UnlabelledJudge | None = None
+        place = (accelerator.process_index, accelerator.num_processes)
+        if queries is not None and config.knn.every:
+            self.knn = OnlineKnn(images, queries, config, *place, ledger=ledger)
+        wanted = self.knn is None if config.knn.unlabelled is None else config.knn.unlabelled
+        if config.knn.every and wanted:
+            self.unlabelled = UnlabelledJudge(queries or images, config, *place, ledger=ledger)
+
+    def __bool__(self) -> bool:
+        return self.knn is not None or self.unlabelled is not None
+
+    def announce(self) -> None:
+        """Say what is judged without labels."""
+        if self.unlabelled is not None:
+            logger.info(self.unlabelled.said())
+
+    def judge(self, backbone: Backbone) -> dict[str, float]:
+        """All numbers of a backbone by name."""
+        found: dict[str, float] = {}
+        with running_out_explained(self._config, IN_EVALUATION):
+            backbone = sharding.whole_backbone(backbone, self._config)
+            autocast = processes.autocast_dtype(self._accelerator)
+            for judge in (self.knn, self.unlabelled):
+                if judge is not None:
+                    found |= judge.judge(backbone, self._accelerator.device, autocast)
+        return found
 
 
 def leave(run: Run, config: Config, accelerator: Accelerator, code: int) -> NoReturn:

@@ -16,6 +16,7 @@ from nestling.ssl.data.channels import normalisation
 from nestling.ssl.data.ledger import Ledger
 from nestling.ssl.data.loader import Batch
 from nestling.ssl.distillation import SelfDistillation
+from nestling.ssl.distributed import failing_together
 from nestling.ssl.randomness import Stream, generator
 from nestling.ssl.run import sharding
 from nestling.ssl.run.journal import Journal, Judge
@@ -99,11 +100,15 @@ def repeated(
     accelerator: Accelerator,
     step: int,
 ) -> Iterator[Forward]:
-    """The forward passes of a step once more, on the same views and with the same draws."""
+    """The forward passes of a step once more, on the same views and with the same draws.
+
+    All is read first: where networks are sharded, no process may stop between their passes.
+    """
+    with failing_together(), batches_from(step) as loader:
+        batches = list(islice(loader, config.train.accumulation))
     seed_step(config.seed, step, accelerator.process_index)
-    with batches_from(step) as loader:
-        for batch in islice(loader, config.train.accumulation):
-            yield batch, *compared(method, student, batch, schedules.at(step), config, accelerator)
+    for batch in batches:
+        yield batch, *compared(method, student, batch, schedules.at(step), config, accelerator)
 
 
 def compared(

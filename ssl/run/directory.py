@@ -43,21 +43,35 @@ def claim(config: Config) -> Path | None:
             start holds it, or it can't be made.
     """
     out = Path(config.out)
-    if out.exists() and not out.is_dir():
-        raise UserError(f"out={out} is a file; name a folder for the run")
     try:
+        refuse_taken(config)  # before a lock is written beside what may be a stranger's
         out.mkdir(parents=True, exist_ok=True)
         lock.hold(out)
-        if any(path.name != lock.FILE for path in out.iterdir()):
-            if not is_run(out):
-                raise UserError(f"out={out} holds files that are no run of nestling; name a new folder")
-            if config.overwrite:
-                delete_run(out)
-            elif config.resume == "never":
-                raise UserError(f"out={out} holds a run; resume=auto continues it, overwrite=true deletes it")
+        refuse_taken(config)
+        if config.overwrite and is_run(out):
+            delete_run(out)
     except OSError as error:
         raise UserError(f"out={out} can't be used: {error.strerror} ({error.filename})") from error
     return checkpoints.newest(out)
+
+
+def refuse_taken(config: Config) -> None:
+    """Refuse what can't become or go on as this run; touches nothing.
+
+    Raises:
+        UserError: `out` is a file, another start holds it, or it holds something that neither resume nor
+            overwrite allows.
+    """
+    out = Path(config.out)
+    if out.exists() and not out.is_dir():
+        raise UserError(f"out={out} is a file; name a folder for the run")
+    lock.refuse_held(out)
+    if not out.is_dir() or all(path.name == lock.FILE for path in out.iterdir()):
+        return
+    if not is_run(out):
+        raise UserError(f"out={out} holds files that are no run of nestling; name a new folder")
+    if config.resume == "never" and not config.overwrite:
+        raise UserError(f"out={out} holds a run; resume=auto continues it, overwrite=true deletes it")
 
 
 def delete_run(folder: Path) -> None:

@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from nestling.ssl.errors import UserError
@@ -25,6 +25,8 @@ FILE = "run.lock"
 TAKEN = (errno.EACCES, errno.EAGAIN, errno.EWOULDBLOCK, errno.EDEADLK)
 # What file systems without locks say, such as Lustre mounted without them or NFS without its daemon.
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
+
+LOOKS, INSTANT = 4, 0.05  # seconds
 
 _held: dict[Path, int] = {}  # the files of this process, by handle
 
@@ -57,14 +59,11 @@ def hold(folder: Path) -> None:
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            _lock(handle)
+            _lock_patiently(handle)
         except OSError as error:
             os.close(handle)
             if error.errno in TAKEN:
-                raise UserError(
-                    f"out={printable(folder)} is held by {_told(_said(path))}: wait for its end, stop it, or "
-                    "name another out"
-                ) from error
+                raise UserError(_refusal(folder, path)) from error
             if error.errno not in NO_LOCKS:
                 raise
             logger.warning(
@@ -78,6 +77,46 @@ def hold(folder: Path) -> None:
         os.close(handle)  # whoever held it has just deleted it
     _held[path] = handle
     _sign(handle, path)
+
+
+def _lock_patiently(handle: int) -> None:
+    """Another start that only looks, as `refuse_held` does, has it for an instant."""
+    for look in range(LOOKS):
+        try:
+            _lock(handle)
+            break
+        except OSError as error:
+            if error.errno not in TAKEN or look == LOOKS - 1:
+                raise
+            time.sleep(INSTANT)
+
+
+def refuse_held(folder: Path) -> None:
+    """Refuse a folder that another start holds, or whose file of that name is a stranger's; touches nothing.
+
+    Raises:
+        UserError: either.
+    """
+    path = folder.absolute() / FILE
+    try:
+        handle = os.open(path, os.O_RDWR)
+    except OSError:  # none there, or none that this user may write: `hold` tells
+        return
+    try:
+        if os.fstat(handle).st_size and not _said(path):
+            raise UserError(f"{printable(path)} is no lock of nestling; name another out")
+        if path not in _held:
+            _lock(handle)
+    except OSError as error:
+        if error.errno in TAKEN:
+            raise UserError(_refusal(folder, path)) from error
+    finally:
+        os.close(handle)
+
+
+def _refusal(folder: Path, path: Path) -> str:
+    holder = _told(_said(path))
+    return f"out={printable(folder)} is held by {holder}: wait for its end, stop it, or name another out"
 
 
 def _is_still(handle: int, path: Path) -> bool:
@@ -122,9 +161,12 @@ def let_go() -> None:
     """Give back what this process holds."""
     while _held:
         path, handle = _held.popitem()
-        if os.name != "nt":  # while it is still held, else it could be the next one's
-            path.unlink(missing_ok=True)
-        os.close(handle)
+        try:
+            if os.name != "nt":  # while it is still held, else it could be the next one's
+                with suppress(OSError):  # a file that stays holds nobody up
+                    path.unlink()
+        finally:
+            os.close(handle)
 
 
 @contextmanager

@@ -5,11 +5,9 @@ import errno
 import gc
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import wraps
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 
@@ -24,8 +22,6 @@ try:
     import resource
 except ImportError:  # Windows, whose memory `room` doesn't tell either
     resource = None  # type: ignore[assignment]
-
-Result = TypeVar("Result")
 
 # What torch and the libraries below it say, where they raise a plain RuntimeError.
 TOLD = re.compile(r"out of memory|can't allocate memory|cannot allocate memory|bad_alloc|ALLOC_FAILED", re.I)
@@ -68,17 +64,6 @@ def running_out_explained(config: Config, phase: str) -> Iterator[None]:
         asked = ASKED.search(str(error))
         wanted = f" (it asked for {_readable(asked[1])} more)" if asked else ""
         raise UserError(f"memory ran out {phase}{wanted}: {ADVICE[phase](config)}") from error
-
-
-def start_explained(function: Callable[[Config], Result]) -> Callable[[Config], Result]:
-    """The same function, whose running out of memory outside of training and evaluation is explained."""
-
-    @wraps(function)
-    def explained(config: Config) -> Result:
-        with running_out_explained(config, AT_THE_START):
-            return function(config)
-
-    return explained
 
 
 def _readable(amount: str) -> str:

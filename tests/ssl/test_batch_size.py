@@ -1,5 +1,6 @@
 """`train.batch_size=auto` from the command line into the run directory, in this process."""
 
+import fcntl
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from nestling.ssl.command_line import read, write
 from nestling.ssl.config import AUTO, Config
 from nestling.ssl.errors import UserError
 from nestling.ssl.pretraining import pretrain
-from nestling.ssl.run import processes
+from nestling.ssl.run import lock, processes
 from nestling.ssl.run.log import read as read_log
 
 TIMES = ("images_per_second", "data_wait")
@@ -65,6 +66,15 @@ def test_too_few_images_are_refused_before_anything_is_tried(root):
     settings = config(root, "auto", AUTO, accumulation=51)
     with left_as_found(), pytest.raises(UserError, match="50 training images don't fill one step"):
         pretrain(settings)
+
+
+def test_a_run_that_another_start_holds_is_refused_before_anything_is_tried(root, monkeypatch):
+    (root / "auto").mkdir()
+    monkeypatch.setattr("nestling.ssl.batch_size.DryStep", None)
+    with (root / "auto" / lock.FILE).open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with left_as_found(), pytest.raises(UserError, match=r"out=.*auto is held by a process"):
+            pretrain(config(root, "auto", AUTO))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")

@@ -99,3 +99,41 @@ def test_a_lock_that_another_machine_left_behind_is_said(tmp_path, caplog):
     (tmp_path / lock.FILE).write_text(json.dumps(said))
     lock.hold(tmp_path)
     assert "left behind by process 1234 on node7, there since 2026-01-01" in caplog.text
+
+
+@pytest.mark.parametrize("beside", [[], ["thesis.txt"]])
+def test_a_strangers_file_of_the_same_name_is_refused_and_left_alone(beside, tmp_path):
+    for name in (lock.FILE, *beside):
+        (tmp_path / name).write_text("mine")
+    with pytest.raises(UserError, match=r"run\.lock is no lock of nestling; name another out"):
+        directory.claim(Config(out=str(tmp_path)))
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(
+        (lock.FILE, *beside), "mine"
+    )
+
+
+def test_a_folder_of_other_files_is_refused_without_a_lock_beside_them(tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(UserError, match="no run of nestling"):
+        directory.claim(Config(out=str(tmp_path)))
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_lock_file_that_is_gone_does_not_hide_why_a_run_ended(tmp_path):
+    @lock.let_go_at_the_end()
+    def run() -> None:
+        lock.hold(tmp_path)
+        (tmp_path / lock.FILE).unlink()
+        raise UserError("the reason")
+
+    with pytest.raises(UserError, match="the reason"):
+        run()
+
+
+def test_asking_touches_nothing_and_leaves_the_lock_to_be_taken(tmp_path):
+    lock.refuse_held(tmp_path)
+    assert not list(tmp_path.iterdir())
+    lock.hold(tmp_path)
+    lock.refuse_held(tmp_path)
+    lock.let_go()
+    assert not list(tmp_path.iterdir())
