@@ -79,30 +79,24 @@ def files(config: Config) -> list[str]:
     return sorted(str(path.relative_to(out.parent)) for path in out.rglob("*"))
 
 
-class RoomWhenTold(logging.Handler):
-    """Lifts a limit as soon as a run says that it waits for room."""
-
-    def __init__(self, limit: tuple[int, int]) -> None:
-        super().__init__(logging.WARNING)
-        self.limit = limit
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if "waits for room" in record.getMessage():
-            resource.setrlimit(resource.RLIMIT_FSIZE, self.limit)
-
-
 def full_disk(config: Config) -> bool:
-    """Whether a run ends whose first checkpoint finds no room; one that waits gets it."""
+    """Whether a run ends whose first checkpoint finds no room; one that waits gets it when it says so."""
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler, patience = RoomWhenTold(limit), writing.SECONDS_BETWEEN_TRIES
-    logging.getLogger("nestling").addHandler(handler)
+
+    def make_room(record: logging.LogRecord) -> bool:
+        if "waits for room" in record.getMessage():
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        return True
+
+    logger, patience = logging.getLogger("nestling"), writing.SECONDS_BETWEEN_TRIES
+    logger.addFilter(make_room)  # no handler: a run replaces these
     writing.SECONDS_BETWEEN_TRIES = 0.1
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (16_384, limit[1]))
         return "file too large" in beginning(config)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-        logging.getLogger("nestling").removeHandler(handler)
+        logger.removeFilter(make_room)
         writing.SECONDS_BETWEEN_TRIES = patience
 
 
