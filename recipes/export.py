@@ -61,6 +61,11 @@ def report(record: dict[str, Any], checkpoint: Path, out: Path) -> None:
         print(f"largest difference at {size.replace('x', ' x ')} pixels: {difference:.2g}")
     if not record["sizes"]:
         print(record["checked"])
+    elif f"{record['side']}x{record['side']}" not in record["sizes"]:
+        print(
+            f"not compared at {record['side']} pixels, the run's own size, where {record['target']} computes "
+            "otherwise: docs/export.md says how and by how much"
+        )
     print(f"written to {out}")
 
 

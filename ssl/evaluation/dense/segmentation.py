@@ -1,6 +1,7 @@
 """Judge a frozen backbone by the classes of pixels: learn or remember on one folder, predict on another."""
 
 import csv
+import logging
 from pathlib import Path
 
 import torch
@@ -18,6 +19,10 @@ from nestling.ssl.evaluation.dense.patch_knn import PatchMemory
 from nestling.ssl.evaluation.dense.settings import Linear, PatchKnn
 from nestling.ssl.evaluation.dense.sliding import Score, Windows
 from nestling.ssl.evaluation.features import untouched
+
+logger = logging.getLogger("nestling")
+
+TOLD = 10  # times that it is said how far the judging is
 
 
 class Segmentation:
@@ -68,6 +73,7 @@ class Segmentation:
         with untouched(backbone):
             windows = self._windows(backbone, device)
             ledger, seed = self.train_ledger, self.config.seed
+            logger.info(f"taking patches of {len(self.train)} images, in windows of {self.size} pixels")
             memory = PatchMemory(self.train, windows, self.num_classes, settings, ledger, seed)
             return self._judge(windows, memory.score)
 
@@ -79,6 +85,8 @@ class Segmentation:
         """Every pixel of every readable image of `val` once, at the image's own size."""
         confusion, failures = Confusion(self.num_classes), list[Failure]()
         for index in range(len(self.val)):
+            if index * TOLD // len(self.val) > (index - 1) * TOLD // len(self.val):
+                logger.info(f"judging image {index + 1} of {len(self.val)}")
             pair, failed = self.val.read(index)
             failures += failed
             if pair is not None:
