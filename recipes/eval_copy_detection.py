@@ -74,7 +74,6 @@ def main(argv: list[str]) -> None:
         vectors, blocks, sources["folder"], others, whitening, settings.prefix, settings.depth
     )
     rows = [(printable(name), len(blocks[name]), value) for name, value in results.items()]
-    show_table(f"copy detection, {trained.title}", ["folder", "queries", "mAP %"], rows)
     write_results(
         out,
         trained,
@@ -83,6 +82,7 @@ def main(argv: list[str]) -> None:
         num_images={name: len(source) for name, source in sources.items()},
         unreadable=[path for ledger in ledgers for path in ledger.paths()],
     )
+    show_table(f"copy detection, {trained.title}", ["folder", "queries", "mAP %"], rows)
 
 
 if __name__ == "__main__":

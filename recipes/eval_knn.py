@@ -15,6 +15,7 @@ from nestling.ssl.command_line import read, run
 from nestling.ssl.config import key
 from nestling.ssl.errors import UserError
 from nestling.ssl.evaluation.settings import Evaluation, override
+from nestling.ssl.names import printable
 
 if TYPE_CHECKING:
     from nestling.ssl.evaluation.knn.judge import Judgement, KnnJudge
@@ -83,11 +84,7 @@ def main(argv: list[str]) -> None:
     config, given = trained.config, settings.knn
     override(config, "data", settings.data)
     override(config, "knn", given)
-    if not config.data.train:
-        raise UserError(
-            f"checkpoint={settings.checkpoint} is a weights file, which names no images: give data.train, "
-            "and data.val, else a part of data.train will be judged"
-        )
+    trained.refuse_nowhere()
     for pooling in config.knn.pooling:
         readout(pooling)
     check_size(trained.backbone, trained.size, "knn.size")
@@ -100,7 +97,7 @@ def main(argv: list[str]) -> None:
     train, val = opened_together(config)
     if val is None:
         raise UserError(
-            f"k-NN needs labels and data.train={train.name} has none to hold out; "
+            f"k-NN needs labels and data.train={printable(train.name)} has none to hold out; "
             "give data.train and data.val, such as folders of class folders, or lists with labels"
         )
     search = Search(given.index, given.features_dir, given.shots, given.repeats, given.seed)
@@ -114,15 +111,15 @@ def main(argv: list[str]) -> None:
 
 
 def report(settings: EvalKnn, trained: "Trained", out: Path, judge: "KnnJudge", found: "Judgement") -> None:
-    """Print the tables and write the results with all that they depend on."""
+    """Write the results with all that they depend on, and print the tables."""
     from nestling.ssl.evaluation.knn.tables import write_tables
     from nestling.ssl.evaluation.results import write_results
 
-    print(f"k-NN of the {trained.title}")
-    show(judge, found)
     files = write_tables(out, found.confusions, judge.class_names)
     facts = {**judge.facts(), "recall": found.recall, "shots": found.shots, "files": files}
     write_results(out, trained, settings, found.results, **facts)
+    print(f"k-NN of the {trained.title}")
+    show(judge, found)
 
 
 def show(judge: "KnnJudge", found: "Judgement") -> None:

@@ -49,6 +49,7 @@ def main(argv: list[str]) -> None:
     with failing_together():
         trained = load_trained(settings.checkpoint, settings.network)
         override(trained.config, "data", settings.data)
+        trained.refuse_nowhere()
         if accelerator.is_main_process:
             out = results_file(trained, "linear", settings, settings.out)
     train, val = opened_together(trained.config)
@@ -62,16 +63,16 @@ def main(argv: list[str]) -> None:
 
 
 def report(settings: EvalLinear, out: Any, task: Any, outcome: Any) -> None:
-    """Print the best heads, write the chosen one, and the numbers with all that they depend on."""
+    """Write the chosen head and the numbers with all that they depend on, and print the best heads."""
     from nestling.ssl.evaluation.linear.reporting import facts_of, head_facts, show_heads
     from nestling.ssl.evaluation.linear.saved import save_head
     from nestling.ssl.evaluation.results import write_results
 
     head = out.with_suffix(".safetensors")
-    show_heads(task, outcome)
     save_head(head, outcome.weight, outcome.bias, head_facts(task, outcome))
     results = {"top1": outcome.top1, "top5": outcome.top5, "heads": outcome.heads}
     write_results(out, task.trained, settings, results, head=head.name, **facts_of(task, outcome))
+    show_heads(task, outcome)
 
 
 if __name__ == "__main__":

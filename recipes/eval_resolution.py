@@ -132,23 +132,20 @@ def tell(
     found: "Mapping[str, Results]",
     device: "torch.device",
 ) -> None:
-    """The table on screen; the results, and a CSV and a picture beside them."""
+    """The results, a CSV and a picture beside them; the table on screen."""
     from nestling.ssl.evaluation.resolution import report
     from nestling.ssl.evaluation.resolution.cost import machine
     from nestling.ssl.evaluation.resolution.sizes import read_sizes
-    from nestling.ssl.evaluation.results import show_table, write_results
+    from nestling.ssl.evaluation.results import show_table, used_config, write_results
+    from nestling.ssl.run.disk import replaced
 
     first, sizes = next(iter(judges.values())), read_sizes(settings.sizes)
-    show_table(
-        f"{len(first.train)} training images, {len(first.val)} to judge",
-        ["network", "size", *report.TITLES.values()],
-        report.table_rows(found),
-    )
     table, drawing = out.with_suffix(".csv"), out.with_suffix(".png")
     report.write_csv(table, found, sizes)
-    report.picture(found, sizes, settings.train_size).save(drawing)
+    with replaced(drawing) as draft:
+        report.picture(found, sizes, settings.train_size).save(draft, format="PNG")
     facts = {
-        "networks": {name: one.facts() for name, one in trained.items()},
+        "networks": {name: {**one.facts(), "config": used_config(one)} for name, one in trained.items()},
         "data": {"train": first.train.name, "val": first.val.name},
         "num_train": len(first.train),
         "num_val": len(first.val),
@@ -158,6 +155,11 @@ def tell(
         "files": [table.name, drawing.name],
     }
     write_results(out, next(iter(trained.values())), settings, found, **facts)
+    show_table(
+        f"{len(first.train)} training images, {len(first.val)} to judge",
+        ["network", "size", *report.TITLES.values()],
+        report.table_rows(found),
+    )
 
 
 if __name__ == "__main__":

@@ -68,9 +68,9 @@ def main(argv: list[str]) -> None:
         for name in PROTOCOLS
     ]
     title = f"retrieval, {trained.title}, {len(truth.queries)} queries in {len(truth.images)} images"
-    show_table(title, ["protocol", "mAP %", *(f"mP@{k} %" for k in KS)], rows)
     facts = {"num_images": len(truth.images), "num_queries": len(truth.queries), "scales": list(scales)}
     write_results(out, trained, settings, results, ground_truth=str(file), unreadable=ledger.paths(), **facts)
+    show_table(title, ["protocol", "mAP %", *(f"mP@{k} %" for k in KS)], rows)
 
 
 if __name__ == "__main__":

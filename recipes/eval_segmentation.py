@@ -70,7 +70,6 @@ def main(argv: list[str]) -> None:
     results, classes = confusion.results(), confusion.classes(names)
     title = f"{settings.protocol} segmentation, {trained.title}, {len(val)} images"
     shown = [(score.name, score.pixels, "–" if score.iou is None else score.iou) for score in classes]
-    show_table(title, ["class", "pixels", "IoU %"], [*shown, ("mean", "", results["miou"])])
     write_classes(out.with_suffix(".csv"), classes)
     write_results(
         out,
@@ -82,6 +81,7 @@ def main(argv: list[str]) -> None:
         num_val=len(val),
         unreadable=[*judge.train_ledger.paths(), *judge.ledger.paths()],
     )
+    show_table(title, ["class", "pixels", "IoU %"], [*shown, ("mean", "", results["miou"])])
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def main(argv: list[str]) -> None:
     # Late, as all of these import torch: --help answers at once.
     from nestling.ssl.data.sources.opening import opened_together
     from nestling.ssl.distributed import failing_together
-    from nestling.ssl.evaluation.results import results_file, write_results
+    from nestling.ssl.evaluation.results import results_file, used_config, write_results
     from nestling.ssl.evaluation.together import on_the_same_images
     from nestling.ssl.evaluation.unlabelled.judge import UnlabelledJudge
     from nestling.ssl.evaluation.unlabelled.overlap import overlaps
@@ -90,15 +90,17 @@ def main(argv: list[str]) -> None:
         shared = overlaps(seen[0].images, seen[1].images, settings.k, configs[0].knn.backend)
     if accelerator.is_main_process:
         count, images = len(seen[0].images.indices), judges[0].images.name
-        show(names, values, shared, f"{count} images of {printable(images)}")
         facts = {
             "images": images,
             "num_images": count,
             "unreadable": judges[0].ledger.paths(),
             "size": judges[0].size,
-            "other": {**trained[1].facts(), "results": values[1]} if settings.other else None,
+            "other": {**trained[1].facts(), "config": used_config(trained[1]), "results": values[1]}
+            if settings.other
+            else None,
         }
         write_results(out, trained[0], settings, {**values[0], **shared}, **facts)
+        show(names, values, shared, f"{count} images of {printable(images)}")
     accelerator.end_training()
 
 

@@ -55,7 +55,6 @@ def main(argv: list[str]) -> None:
     scores = [score for video in videos for score in judge_video(tracker, video, masks)]
     results = summary(scores) if scores else {}
     title = f"label propagation, {trained.title}, {len(videos)} videos"
-    show_table(title, ["measure", "%"], results.items() or [("no frame has a mask to compare with", "")])
     print(f"masks written to {printable(masks)}")
     write_results(
         out,
@@ -66,6 +65,7 @@ def main(argv: list[str]) -> None:
         videos=[video.name for video in videos],
         objects=[asdict(score) for score in scores],
     )
+    show_table(title, ["measure", "%"], results.items() or [("no frame has a mask to compare with", "")])
 
 
 if __name__ == "__main__":

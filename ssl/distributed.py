@@ -145,6 +145,11 @@ def _wait_for(store: dist.Store, key: str) -> None:
             raise RuntimeError(f"the main process has given no sign of life for {SILENCE}")
 
 
+def num_processes() -> int:
+    """All processes, on all machines."""
+    return dist.get_world_size() if is_distributed() else 1
+
+
 def processes_here() -> int:
     """Training processes on this machine, as the launcher says."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -45,11 +45,19 @@ class Trained:
         """Whose backbone, from where."""
         return f"{self.network or 'backbone'} of {printable(self.checkpoint or self.file)}"
 
+    def refuse_nowhere(self) -> None:
+        """Raise UserError where its config names no images and nobody gave any."""
+        if self.config.data.train == ANYWHERE:
+            raise UserError(
+                f"checkpoint={printable(self.file)} is a weights file, which names no images: give "
+                "data.train, as in data.train=/images"
+            )
+
     def facts(self) -> dict[str, Any]:
         """What identifies it: of a file its hash, so that a result says which weights it belongs to."""
         return {
             "weights": str(self.file.resolve()),
-            "sha256": file_sha256(self.file),
+            "sha256": weights_sha256(self.file),
             "network": self.network,
             "step": self.step,
             "backbone": self.config.backbone.name,
@@ -113,11 +121,22 @@ def _said_by(file: Path) -> dict[str, Any]:
 
 
 def file_sha256(file: Path) -> str | None:
-    """The SHA-256 of a file; None for a folder."""
+    """The SHA-256 of a file; None for a folder, of which see `weights_sha256`."""
     if not file.is_file():
         return None
     with file.open("rb") as content:
         digest = hashlib.sha256()
         while block := content.read(1 << 20):
             digest.update(block)
+    return digest.hexdigest()
+
+
+def weights_sha256(file: Path) -> str:
+    """Of a file; of a folder, as Hugging Face's are, of its files one after the other."""
+    found = file_sha256(file)
+    if found is not None:
+        return found
+    digest = hashlib.sha256()
+    for part in sorted(path for path in file.iterdir() if path.is_file()):
+        digest.update(f"{part.name} {file_sha256(part)}\n".encode())
     return digest.hexdigest()

@@ -15,8 +15,12 @@ from nestling.ssl.names import printable
 log = logging.getLogger("nestling")
 
 
-def matched_labels(train: ImageSource, val: ImageSource) -> tuple[np.ndarray, np.ndarray, list[str]]:
+def matched_labels(
+    train: ImageSource, val: ImageSource, otherwise: str = ""
+) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """Labels of both sides in the numbering of the training set, matched by class name.
+
+    `otherwise` ends the sentence that asks for labels.
 
     Shape:
         -> train (N,), val (M,) with -1 where training has no such class, the C class names
@@ -24,8 +28,8 @@ def matched_labels(train: ImageSource, val: ImageSource) -> tuple[np.ndarray, np
     Raises:
         UserError: a side has no labels, or no class is on both sides.
     """
-    train_labels, train_names = _labels_of(train, "data.train")
-    val_labels, val_names = _labels_of(val, "data.val")
+    train_labels, train_names = _labels_of(train, "data.train", otherwise)
+    val_labels, val_names = _labels_of(val, "data.val", otherwise)
     filled = np.unique(train_labels).tolist()  # filtering can empty a class, for which nothing would vote
     number_of = {train_names[number]: number for number in filled}
     unknown = [name for name in val_names if name not in number_of]
@@ -48,11 +52,11 @@ def matched_labels(train: ImageSource, val: ImageSource) -> tuple[np.ndarray, np
     return train_labels, labels, train_names
 
 
-def _labels_of(source: ImageSource, key: str) -> tuple[np.ndarray, list[str]]:
+def _labels_of(source: ImageSource, key: str, otherwise: str) -> tuple[np.ndarray, list[str]]:
     if source.labels is None or source.class_names is None:
         raise UserError(
             f"k-NN needs labels and {key}={printable(source.name)} has none: give a folder of class "
-            "folders, each with its images inside, or train without k-NN (knn.every=0)"
+            f"folders, each with its images inside{otherwise}"
         )
     return source.labels.astype(np.int64), list(source.class_names)
 

@@ -24,6 +24,7 @@ from nestling.ssl.evaluation.pictures import Query
 from nestling.ssl.views.evaluation import Centre, View
 
 CACHE_BYTES = 256 * 2**20  # decoded images up to this size are kept between evaluations
+WITHOUT = ", or train without k-NN (knn.every=0)"  # what a run may do that has no labels
 MAX_WORKERS = 4  # evaluations are short: more processes would take longer to start than they save
 
 
@@ -60,7 +61,7 @@ class OnlineKnn:
         self.settings, self.channels = config.knn, channels(config.data)
         self.mean, self.std = normalisation(config.data)
         self.size = config.knn.size or max(config.views.global_size)
-        train_labels, val_labels, self.class_names = matched_labels(train, val)
+        train_labels, val_labels, self.class_names = matched_labels(train, val, WITHOUT)
         refuse_shared_files(train, val)
         used = evenly(len(train), config.knn.max_train)
         known = np.flatnonzero(val_labels >= 0)

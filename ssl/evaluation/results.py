@@ -9,12 +9,16 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from nestling.ssl.distributed import num_processes
+from nestling.ssl.errors import UserError
 from nestling.ssl.names import printable
 from nestling.ssl.run.directory import environment, writable, write_json
 from nestling.ssl.trained import Trained
 
 FOLDER = "results"
+USED = ("data", "knn", "views")  # sections of a run's config that an evaluation reads
 
 
 def results_file(trained: Trained, evaluation: str, settings: Any, out: str | None = None) -> Path:
@@ -23,10 +27,13 @@ def results_file(trained: Trained, evaluation: str, settings: Any, out: str | No
     Results of the same settings are replaced; those of other settings stay, and a number is added.
 
     Raises:
-        UserError: it can't be written there.
+        UserError: `out` has another ending, or it can't be written there.
     """
     if out is not None:
-        return writable(Path(out))
+        # What else is written lies beside it under the same name with another ending, or with none.
+        if Path(out).suffix.lower() != ".json":
+            raise UserError(f"out={printable(out)} names the file of the results: end it in .json")
+        return writable(Path(out).expanduser())
     if trained.checkpoint is None:
         folder, name = trained.file.parent / FOLDER, f"{evaluation}_{trained.file.stem}"
     else:
@@ -52,13 +59,23 @@ def _settings_in(path: Path) -> Any:
         return None
 
 
+def used_config(trained: Trained) -> dict[str, Any]:
+    """What of its config an evaluation depends on, after all that was given in place of it."""
+    config = trained.config
+    return {**{name: asdict(getattr(config, name)) for name in USED}, "seed": config.seed}
+
+
 def write_results(path: Path, trained: Trained, settings: Any, results: Any, **facts: Any) -> None:
-    """Write `results` with the weights' hash, the settings as given, the versions and further `facts`."""
+    """Write `results` with the weights' hash, the settings as given, the config and number of processes as
+    used, the working directory that paths are relative to, the versions, and further `facts`."""
     write_json(
         path,
         {
             "command": sys.argv,
+            "cwd": str(Path.cwd()),
             "settings": asdict(settings),
+            "config": used_config(trained),
+            "num_processes": num_processes(),
             **trained.facts(),
             **facts,
             "results": results,
@@ -69,8 +86,19 @@ def write_results(path: Path, trained: Trained, settings: Any, results: Any, **f
 
 
 def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A table on screen: text as it is, shares (floats) in percent with one digit."""
-    table = Table(*columns, title=title, title_justify="left")
+    """A table on screen: text as it is, shares (floats) in percent with one digit.
+
+    The title is a line of its own that no narrow terminal breaks within a path.
+    """
+    table = Table()
+    for column in columns:
+        table.add_column(_shown(column))
     for row in rows:
-        table.add_row(*(f"{100 * cell:.1f}" if isinstance(cell, float) else str(cell) for cell in row))
+        table.add_row(*(_shown(cell) for cell in row))
+    print(printable(title))
     Console().print(table)
+
+
+def _shown(cell: Any) -> Text:
+    """Never as markup: a class may be called [/car]."""
+    return Text(f"{100 * cell:.1f}" if isinstance(cell, float) else printable(str(cell)))

@@ -20,11 +20,8 @@ def on_the_same_images(trained: Sequence[Trained], data: EvalData, knn: Any) -> 
         UserError: no images are named, or a pooling is none.
     """
     first = trained[0].config
-    if not (data.train or first.data.train):
-        raise UserError(
-            f"checkpoint={printable(trained[0].file)} is a weights file, which names no images: "
-            "give data.train"
-        )
+    override(first, "data", data)
+    trained[0].refuse_nowhere()
     for one in trained:
         config = one.config
         for name in ("train", "val", "holdout", "root", "cache"):

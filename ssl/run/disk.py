@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from nestling.ssl.config import Config
 from nestling.ssl.distillation import SelfDistillation
 from nestling.ssl.errors import UserError
@@ -45,8 +47,10 @@ def draft_of(path: Path) -> Path:
 def replaced(path: Path) -> Iterator[Path]:
     """Yield a draft to write, which then takes the place of `path`: the old content or the new, never less.
 
+    Whatever is raised meanwhile, the old content stays and no draft.
+
     Raises:
-        UserError: it can't be written; the old content stays and no draft.
+        UserError: it can't be written, whichever library says so.
     """
     draft = draft_of(path)
     try:
@@ -54,9 +58,13 @@ def replaced(path: Path) -> Iterator[Path]:
         flush_to_disk(draft)
         os.replace(draft, path)
         flush_to_disk(path.parent)
-    except OSError as error:
+    except BaseException as error:
         draft.unlink(missing_ok=True)
-        raise UserError(f"{printable(path)} can't be written: {error.strerror}") from error
+        number = reason(error) if isinstance(error, (OSError, SafetensorError, RuntimeError)) else None
+        if number is None and not isinstance(error, (OSError, SafetensorError)):
+            raise
+        why = str(error) if number is None else os.strerror(number)
+        raise UserError(f"{printable(path)} can't be written: {why}") from error
 
 
 def reason(error: BaseException | None) -> int | None:

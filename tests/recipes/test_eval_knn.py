@@ -221,6 +221,7 @@ def test_three_processes_write_what_one_writes(run, repository, tmp_path):
     script, out = str(repository / "recipes/eval_knn.py"), tmp_path / "three/knn.json"
     subprocess.run([*launcher, script, str(run), f"out={out}", *settings], check=True, timeout=300)
     several = json.loads(out.read_text())
+    assert (alone["num_processes"], several["num_processes"]) == (1, 3)
     same = ("results", "shots", "num_train", "num_val", "num_without_self", "files")
     assert [several[name] for name in same] == [alone[name] for name in same]
     assert [rows_of(out.parent / file) for file in several["files"]] == tables

@@ -11,7 +11,7 @@ from small_probe import task_of, write_probe
 
 from nestling.recipes.eval_linear import main
 from nestling.ssl.errors import UserError
-from nestling.ssl.evaluation.linear.saved import load_head
+from nestling.ssl.evaluation.linear.saved import load_head, save_head
 from nestling.ssl.trained import load_trained
 
 DINO = ["protocol=dino", "linear.epochs=2", "linear.batch_size=4", "linear.lr=[0.5, 1, 1e42]"]
@@ -101,6 +101,18 @@ def test_the_table_names_the_network_and_the_chosen_head_and_a_run_keeps_the_fil
         load_head(run / "results" / record["head"], other)
     with pytest.raises(UserError, match=r"holds no linear head .*name a file that recipes/eval_linear"):
         load_head(load_trained(run).file)
+    with pytest.raises(UserError, match=r"teacher\.safetensors is a weights file.*give data\.train"):
+        main([str(trained.file)])
+    folders = [run.parent / name for name in ("one", "two")]  # as Hugging Face's
+    for folder in folders:
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(folder.name.encode())
+    one, two = (replace(trained, file=folder) for folder in folders)
+    place = run.parent / "folder.safetensors"
+    save_head(place, head.weight.detach(), head.bias.detach(), head.facts | one.facts())
+    assert load_head(place, one).class_names == head.class_names
+    with pytest.raises(UserError, match=r"was trained on .*one, not on .*two"):
+        load_head(place, two)
 
 
 @pytest.mark.parametrize(

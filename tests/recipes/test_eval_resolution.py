@@ -52,6 +52,7 @@ def test_a_run_is_judged_at_every_size_and_all_is_written(run, capsys):
         found["32"]["knn/cls/top1_k5"] == OnlineKnn(*pair, config).judge(backbone, "cpu")["knn/cls/top1_k5"]
     )
     assert record["machine"]["host"]
+    assert record["networks"]["run"]["config"] == record["config"]
     assert (record["num_train"], record["num_val"], record["own_size"]) == (24, 16, {"run": 32})
     with file.with_suffix(".csv").open(newline="") as lines:
         rows = list(csv.DictReader(lines))

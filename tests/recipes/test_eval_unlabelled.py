@@ -47,6 +47,9 @@ def test_two_networks_are_compared_on_the_same_images(run, tmp_path, capsys):
     assert record["num_images"] == 20
     assert 0 < record["results"]["features/jaccard/cls_k3"] < record["results"]["features/overlap/cls_k3"] < 1
     assert record["other"]["network"] == "student"
+    assert record["other"]["config"] == record["config"]  # of one run, with what was given in its place
+    assert record["config"]["data"]["val"] == str(run.parent / "train")
+    assert (record["config"]["knn"]["pooling"], record["config"]["knn"]["max_val"]) == (["cls"], 20)
     own, other = (found["results"]["features/rankme/cls"] for found in (record, record["other"]))
     assert own != other
     printed = capsys.readouterr().out

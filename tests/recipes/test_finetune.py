@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from full_disks import files_of_at_most
 from image_folder import write_image_folder
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from nestling import backbones
@@ -20,9 +22,11 @@ from nestling.ssl.config import Backbone, Config, Data, Knn, Views
 from nestling.ssl.data.channels import normalisation
 from nestling.ssl.data.sources.opening import open_source
 from nestling.ssl.errors import UserError
+from nestling.ssl.evaluation.detection.model import load_detector
 from nestling.ssl.evaluation.finetuning.finetune import prepared
 from nestling.ssl.evaluation.finetuning.model import load_classifier
 from nestling.ssl.evaluation.finetuning.settings import FineTune
+from nestling.ssl.evaluation.finetuning.state import claimed
 from nestling.ssl.evaluation.settings import override
 from nestling.ssl.trained import load_trained
 from nestling.ssl.views.evaluation import eval_view
@@ -82,6 +86,7 @@ def test_the_results_are_those_of_the_epoch_that_training_images_chose(world):
     assert (found["num_train"], found["num_choice"], found["num_val"]) == (36, 12, 18)
     assert [Path(path).name for path in found["unreadable"]] == ["0000.png"]
     assert (found["backbone"], found["network"], found["size"]) == ("xcit_nano_12_p4", "teacher", 16)
+    assert found["config"]["data"]["train"] == str(world / "train")
     assert yaml.safe_load((world / "done/config.yaml").read_text())["optim"]["lr"] == 0.3
 
 
@@ -154,6 +159,31 @@ def test_a_mistake_is_one_sentence(world, tmp_path, arguments, message):
     out = [] if "out" in names else [f"out={tmp_path / 'out'}"]
     with pytest.raises(UserError, match=message):
         main([str(world / "run"), *small, *given, *out])
+
+
+def test_a_full_disk_is_one_sentence_and_the_next_start_begins(world, tmp_path):
+    given = [str(world / "run"), *SMALL, f"out={tmp_path / 'out'}"]
+    with files_of_at_most(3000), pytest.raises(UserError, match=r"state\.pt can't be written: File too"):
+        main(given)
+    assert not list((tmp_path / "out").iterdir())
+    (tmp_path / "out/.state.pt.writing").write_text("of a killed one")
+    assert claimed(str(tmp_path / "out"), "never") == tmp_path / "out"
+
+
+def test_a_damaged_or_foreign_file_is_one_sentence(world, tmp_path):
+    file, changed = world / "done/model.safetensors", tmp_path / "changed.safetensors"
+    changed.write_bytes(file.read_bytes()[:-100])
+    for load in (load_classifier, load_detector):
+        with pytest.raises(UserError, match=r"changed\.safetensors holds no "):
+            load(changed)
+    with safe_open(file, "pt") as content:
+        metadata = content.metadata()
+    tensors = load_file(file)
+    save_file({**tensors, "head.bias": tensors["head.bias"][:-1]}, changed, metadata)
+    with pytest.raises(UserError, match=r"holds no fine-tuned classifier .*size mismatch"):
+        load_classifier(changed)
+    with pytest.raises(UserError, match=r"is a weights file, which names no images"):
+        main([str(file), f"data.val={world / 'val'}", f"out={tmp_path / 'out'}"])
 
 
 def test_the_published_settings_are_legal_and_want_their_images_named(repository):

@@ -12,7 +12,7 @@ from nestling import backbones
 from nestling.ssl.data.channels import normalisation
 from nestling.ssl.errors import UserError
 from nestling.ssl.export.own import Own
-from nestling.ssl.trained import file_sha256, load_trained
+from nestling.ssl.trained import file_sha256, load_trained, weights_sha256
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,11 @@ def test_what_is_no_trained_network_is_refused_in_one_sentence(run, tmp_path):
     assert load_file(good)
 
 
-def test_the_hash_is_of_the_file_alone(tmp_path):
+def test_the_hash_is_of_the_file_or_the_files_of_a_folder(tmp_path):
     (tmp_path / "a").write_bytes(b"x" * (1 << 20) + b"y")
     assert file_sha256(tmp_path / "a") == hashlib.sha256(b"x" * (1 << 20) + b"y").hexdigest()
     assert file_sha256(tmp_path) is None
+    of_folder = weights_sha256(tmp_path)
+    assert of_folder != weights_sha256(tmp_path / "a")
+    (tmp_path / "a").write_bytes(b"other weights")
+    assert weights_sha256(tmp_path) != of_folder

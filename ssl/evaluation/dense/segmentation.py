@@ -19,6 +19,7 @@ from nestling.ssl.evaluation.dense.patch_knn import PatchMemory
 from nestling.ssl.evaluation.dense.settings import Linear, PatchKnn
 from nestling.ssl.evaluation.dense.sliding import Score, Windows
 from nestling.ssl.evaluation.features import untouched
+from nestling.ssl.run.disk import replaced
 
 logger = logging.getLogger("nestling")
 
@@ -99,7 +100,7 @@ class Segmentation:
 
 def write_classes(path: Path, classes: list[ClassScore]) -> None:
     """A line per class: name, labelled pixels, IoU and accuracy, empty where there are none."""
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with replaced(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(("class", "pixels", "iou", "accuracy"))
         writer.writerows(["" if value is None else value for value in score] for score in classes)

@@ -96,13 +96,12 @@ def prepared(settings: FineTuneDetection, trained: Trained) -> tuple[DetectorTra
 
 
 def report(settings: FineTuneDetection, trained: Trained, trainer: DetectorTrainer, out: Path) -> None:
-    """Print the table and write the results of the last epoch with all that they depend on."""
+    """Write the results of the last epoch with all that they depend on, and print the table."""
     last = trainer.state.history[-1]
     results = {name.removeprefix("val/"): value for name, value in last.items() if name.startswith("val/")}
     shown = ("map", "map_50", "map_75")
     columns = ["AP of", "AP %", "AP50 %", "AP75 %"]
     rows = [[kind, *(results.get(f"{kind}/{name}", "-") for name in shown)] for kind in ("box", "mask")]
-    show_table(f"{trained.title}, Mask R-CNN", columns, rows)
     (out / FOLDER).mkdir(exist_ok=True)
     write_results(
         out / FOLDER / "detection.json",
@@ -115,3 +114,4 @@ def report(settings: FineTuneDetection, trained: Trained, trainer: DetectorTrain
         classes=trainer.train.names,
         unreadable=trainer.ledger.paths(),
     )
+    show_table(f"{trained.title}, Mask R-CNN", columns, rows)

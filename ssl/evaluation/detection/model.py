@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torchvision.models.detection import MaskRCNN
@@ -145,6 +145,6 @@ def load_detector(path: str | Path) -> LoadedDetector:
         inside = {f"{BACKBONE}{name}": value for name, value in backbone.state_dict().items()}
         head = {name.removeprefix("head."): value for name, value in tensors.items()}
         network.load_state_dict({**inside, **head})
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, SafetensorError, RuntimeError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{printable(file)} holds no detector ({error!r})") from error
     return LoadedDetector(network.eval(), list(said["classes"]))

@@ -61,6 +61,8 @@ class Extraction:
             *(trained, settings.pooling, self.size, settings.dtype, settings.precision, accelerator.device)
         )
         self.row_bytes = sum(map(math.prod, self.forward.shapes.values())) * DTYPES[settings.dtype].itemsize
+        if settings.split == "train":
+            trained.refuse_nowhere()
         self.source = opened(self.config, settings.split)
         self.place = (accelerator.process_index, accelerator.num_processes)
         self.ledger = Ledger(self.config.data.max_bad_share, len(self.source))
@@ -225,7 +227,6 @@ class Extraction:
             "nestling": installed("nestling"),
             "checkpoint": str((trained.checkpoint or trained.file).absolute()),
             **trained.facts(),
-            "sha256": plan.weights_sha256(trained.file),
             "size": self.size,
             "crop_ratio": self.crop_ratio,
             "precision": self.settings.precision,

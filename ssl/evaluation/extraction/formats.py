@@ -17,7 +17,6 @@ import numpy as np
 
 from nestling.ssl.errors import UserError
 from nestling.ssl.evaluation.extraction.forward import GRID
-from nestling.ssl.evaluation.extraction.parts import system_error
 from nestling.ssl.run.disk import replaced
 
 TENSOR = "features"  # the name in safetensors, and the column in parquet
@@ -142,10 +141,7 @@ def _write_faiss(column: Column, draft: Path) -> None:
     for _, rows in column.blocks():
         index.add(unit(rows))
     with draft.open("wb") as file:
-        try:
-            faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
-        except RuntimeError as error:
-            raise system_error(error) from error
+        faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
 
 
 def unit(rows: np.ndarray) -> np.ndarray:

@@ -7,7 +7,6 @@ from nestling.ssl.config import Config
 from nestling.ssl.data.sources.base import ImageSource
 from nestling.ssl.data.sources.opening import opened_together
 from nestling.ssl.errors import UserError
-from nestling.ssl.trained import ANYWHERE
 
 
 def opened(config: Config, split: str) -> ImageSource:
@@ -17,8 +16,6 @@ def opened(config: Config, split: str) -> ImageSource:
         UserError: there are none.
     """
     data = config.data
-    if split == "train" and data.train == ANYWHERE:
-        raise UserError("a weights file names no images; name a folder or a list, as in data.train=/images")
     data.holdout = 0
     if split == "train":
         data.val = None

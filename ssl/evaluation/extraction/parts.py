@@ -6,7 +6,6 @@ images whatever the parts, so the numbers are the same too.
 """
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,18 +15,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from nestling.ssl.data.failures import Failure
-from nestling.ssl.run.disk import reason, replaced, share
+from nestling.ssl.run.disk import replaced, share
 
 FOLDER = ".extracting"
 PLAN = "plan.json"
 INDICES = "indices"
 MOST_IMAGES, MOST_BYTES = 1024, 64 * 2**20  # of a part, where nobody says
-
-
-def system_error(error: Exception) -> OSError:
-    """The error of the system that a library has wrapped in one of its own."""
-    number = reason(error) or 0
-    return OSError(number, os.strerror(number) if number else str(error))
 
 
 def part_size(asked: int | None, num_images: int, row_bytes: int, batch_size: int, num_processes: int) -> int:
@@ -72,10 +65,7 @@ class Parts:
         """
         said = json.dumps([tuple(failure) for failure in failures])
         with replaced(self.file(number)) as draft:
-            try:
-                save_file({INDICES: indices, **rows}, draft, {"failures": said})
-            except SafetensorError as error:
-                raise system_error(error) from error
+            save_file({INDICES: indices, **rows}, draft, {"failures": said})
             share(draft)
 
     def indices(self, number: int) -> np.ndarray:

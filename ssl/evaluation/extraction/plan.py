@@ -1,6 +1,5 @@
 """What an extraction's numbers depend on, and whether a folder was begun with the same."""
 
-import hashlib
 import json
 import shutil
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from nestling.ssl.evaluation.extraction.settings import FORMATS, ExtractFeatures
 from nestling.ssl.names import printable
 from nestling.ssl.run.directory import write_json
 from nestling.ssl.run.disk import draft_of
-from nestling.ssl.trained import Trained, file_sha256
+from nestling.ssl.trained import Trained, weights_sha256
 
 FEATURES, ROWS = "features.json", "rows.jsonl"
 SAME_ROWS = ("pooling", "dtype", "size", "crop_ratio", "precision", "batch_size")
@@ -44,16 +43,6 @@ def plan_of(
         "hash of paths and labels": dataset_sha256(source),
     }
     return dict(json.loads(json.dumps(plan)))
-
-
-def weights_sha256(file: Path) -> str:
-    """Of a file; of a folder, as Hugging Face's are, of its files one after the other."""
-    if file.is_file():
-        return str(file_sha256(file))
-    digest = hashlib.sha256()
-    for part in sorted(path for path in file.iterdir() if path.is_file()):
-        digest.update(f"{part.name} {file_sha256(part)}\n".encode())
-    return digest.hexdigest()
 
 
 def claim(out: Path, plan: Mapping[str, Any], part: int, settings: ExtractFeatures) -> int | None:

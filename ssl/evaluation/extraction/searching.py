@@ -26,13 +26,13 @@ from nestling.ssl.evaluation.embedding import Embedder
 from nestling.ssl.evaluation.extraction import formats
 from nestling.ssl.evaluation.extraction.forward import GRID
 from nestling.ssl.evaluation.extraction.images import opened
-from nestling.ssl.evaluation.extraction.plan import FEATURES, ROWS, weights_sha256
+from nestling.ssl.evaluation.extraction.plan import FEATURES, ROWS
 from nestling.ssl.evaluation.extraction.settings import FORMATS
 from nestling.ssl.evaluation.knn import search
 from nestling.ssl.evaluation.pictures import as_rgb
 from nestling.ssl.names import printable
 from nestling.ssl.run.directory import writable
-from nestling.ssl.trained import load_trained
+from nestling.ssl.trained import load_trained, weights_sha256
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 WIDE = 10_000  # columns of a file or a pipe

@@ -45,6 +45,7 @@ def finetune(settings: FineTune) -> Path:
     """
     trained = load_trained(settings.checkpoint, settings.network)
     override(trained.config, "data", settings.data)
+    trained.refuse_nowhere()
     trainer, facts = prepared(settings, trained)
     out, accelerator = Path(settings.out).expanduser(), trainer.accelerator
     with failing_together():
@@ -142,14 +143,13 @@ def chosen(history: list[dict[str, float]]) -> dict[str, float]:
 
 
 def report(settings: FineTune, trained: Trained, trainer: Trainer, out: Path) -> None:
-    """Print the table and write the results with all that they depend on."""
+    """Write the results with all that they depend on, and print the table."""
     history = trainer.state.history
     counted, sets = chosen(history), trainer.sets
     tops = [name for name in counted if name.startswith("val/")]
     (out / FOLDER).mkdir(exist_ok=True)
     row = [counted["epoch"], *(counted[name] for name in tops)]
     columns = ["epoch", *(name.removeprefix("val/").replace("top", "top-") + " %" for name in tops)]
-    show_table(f"{trained.title}, fine-tuned", columns, [row])
     write_results(
         out / FOLDER / "finetune.json",
         trained,
@@ -163,3 +163,4 @@ def report(settings: FineTune, trained: Trained, trainer: Trainer, out: Path) ->
         size=trainer.size,
         unreadable=trainer.ledger.paths(),
     )
+    show_table(f"{trained.title}, fine-tuned", columns, [row])

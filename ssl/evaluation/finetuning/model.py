@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -150,6 +150,6 @@ def load_classifier(path: str | Path) -> LoadedClassifier:
         num_classes, width = tensors["head.weight"].shape
         network = Classifier(backbone, head["readout"], width, num_classes)
         network.load_state_dict({**network.state_dict(), **tensors})
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, SafetensorError, RuntimeError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{printable(file)} holds no fine-tuned classifier ({error!r})") from error
     return LoadedClassifier(network.eval(), list(head["classes"]), facts)

@@ -13,7 +13,7 @@ from torch import nn
 
 from nestling.ssl.errors import UserError
 from nestling.ssl.names import printable
-from nestling.ssl.run.disk import replaced
+from nestling.ssl.run.disk import draft_of, replaced
 
 FILE = "state.pt"
 FREE = ("out", "resume", "data.num_workers", "data.on_error", "data.max_bad_share", "data.root", "data.cache")
@@ -46,8 +46,8 @@ class State:
             "history": self.history,
             "settings": self.settings,
         }
-        with replaced(folder / FILE) as draft:
-            torch.save(content, draft)
+        with replaced(folder / FILE) as draft, draft.open("wb") as file:
+            torch.save(content, file)  # of a path torch would tell no reason of a failure
 
     def restore(self, folder: Path, accelerator: Accelerator) -> None:
         """Go on from what the folder holds, if anything.
@@ -78,8 +78,9 @@ def claimed(out: str, resume: str) -> Path:
     """
     folder = Path(out).expanduser()
     try:
-        held = folder.is_dir() and any(folder.iterdir())
-        if held and not (folder / FILE).is_file():
+        file = folder / FILE  # the draft of a first save that was killed is nothing to keep
+        held = folder.is_dir() and any(path != draft_of(file) for path in folder.iterdir())
+        if held and not file.is_file():
             raise UserError(f"out={printable(out)} holds files that are no fine-tuning; name a new folder")
         if held and resume == "never":
             raise UserError(f"out={printable(out)} holds a fine-tuning; resume=auto goes on with it")

@@ -58,7 +58,8 @@ def told_before(width: int, search: _Search, num_images: tuple[int, int], num_pr
 
 
 def _refuse_small_disk(folder: str, num_bytes: int, num_processes: int) -> None:
-    needed, free = num_bytes * processes_here() / num_processes, free_bytes(Path(folder).absolute())
+    needed = num_bytes * processes_here() / num_processes
+    free = free_bytes(Path(folder).expanduser().absolute())
     if needed > free:
         raise UserError(
             f"knn.features_dir={printable(folder)}: the training features take {size(needed)} there and "

@@ -74,8 +74,9 @@ def scratch(folder: str | None) -> Iterator[Path | None]:
             yield None
             return
         try:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            own = stack.enter_context(tempfile.TemporaryDirectory(prefix="knn-", dir=folder))
+            place = Path(folder).expanduser()
+            place.mkdir(parents=True, exist_ok=True)
+            own = stack.enter_context(tempfile.TemporaryDirectory(prefix="knn-", dir=place))
         except OSError as error:
             raise _unwritable(folder, error) from error
         yield Path(own)

@@ -54,7 +54,6 @@ def facts_of(task: Task, outcome: Outcome) -> dict[str, Any]:
         "unreadable": task.ledger.paths(),
         "size": task.view.size[0],
         "crop_ratio": task.view.crop_ratio,
-        "num_processes": task.num_processes,
     }
 
 

@@ -22,7 +22,7 @@ from nestling.ssl.errors import UserError
 from nestling.ssl.evaluation.readouts import readout
 from nestling.ssl.names import printable
 from nestling.ssl.run.disk import replaced, share
-from nestling.ssl.trained import Trained, file_sha256
+from nestling.ssl.trained import Trained, weights_sha256
 
 FACTS = "nestling_head"  # in the metadata of the file
 
@@ -65,10 +65,7 @@ def save_head(path: Path, weight: Tensor, bias: Tensor, facts: dict[str, Any]) -
     """
     tensors = {"head.weight": weight.contiguous(), "head.bias": bias.contiguous()}
     with replaced(path) as draft:
-        try:
-            save_file(tensors, draft, {FACTS: json.dumps(facts)})
-        except SafetensorError as error:  # such as for a full disk
-            raise UserError(f"{printable(path)} can't be written: {error}") from error
+        save_file(tensors, draft, {FACTS: json.dumps(facts)})
         share(draft)
 
 
@@ -93,7 +90,7 @@ def load_head(path: str | Path, trained: Trained | None = None) -> LinearHead:
         raise UserError(
             f"{printable(path)} holds no linear head ({error}); name a file that recipes/eval_linear.py wrote"
         ) from error
-    if trained is not None and file_sha256(trained.file) != facts["sha256"]:
+    if trained is not None and weights_sha256(trained.file) != facts["sha256"]:
         raise UserError(
             f"{printable(path)} was trained on {printable(facts['weights'])}, not on "
             f"{printable(trained.file)}: the weights differ (sha256)"

@@ -136,6 +136,7 @@ def test_names_are_shown_on_one_line(tmp_path, caplog):
         with pytest.raises(UserError) as refusal:
             refused()
         assert str(refusal.value).isprintable()
+        assert "knn.every" not in str(refusal.value)  # which is pretraining's to say
     with caplog.at_level(logging.WARNING, "nestling"):
         labels = matched_labels(train, mixed)[1]
     assert np.array_equal(np.sort(labels), [-1, 1])

@@ -61,7 +61,7 @@ def test_images_of_unknown_classes_are_left_out_and_counted(pair, image_folder, 
 def test_what_cannot_be_judged_is_refused(pair, image_folder):
     flat = opened(image_folder("flat", classes=1))
     other = opened(image_folder("other", classes=["x", "y"]))
-    with pytest.raises(UserError, match=r"data\.val=.*flat has none"):
+    with pytest.raises(UserError, match=r"data\.val=.*flat has none.*\(knn\.every=0\)$"):
         OnlineKnn(pair[0], flat, settings())
     with pytest.raises(UserError, match=r"data\.train=.*flat has none"):
         OnlineKnn(flat, pair[1], settings())

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -39,6 +39,7 @@ def test_results_go_to_the_run_with_all_that_repeats_them(trained, tmp_path, cap
     path = results_file(trained, "knn", settings)
     assert path == tmp_path / "run/results/knn_step_00000007_teacher.json"
     assert not path.exists()
+    override(trained.config, "data", EvalData(val="mine"))
     write_results(path, trained, settings, {"top1": 0.5}, num_train=3)
     found = json.loads(path.read_text())
     assert found["results"] == {"top1": 0.5}
@@ -48,6 +49,13 @@ def test_results_go_to_the_run_with_all_that_repeats_them(trained, tmp_path, cap
     assert found["sha256"] == hashlib.sha256(b"weights").hexdigest()
     assert (found["backbone"], found["options"]) == ("xcit_nano_12_p4", OPTIONS)
     assert found["command"]
+    assert (found["cwd"], found["num_processes"]) == (str(Path.cwd()), 1)
+    again = Config(seed=found["config"].pop("seed"))
+    for section, said in found["config"].items():
+        setattr(again, section, replace(getattr(Config(), section), **said))
+    used = {name: getattr(trained.config, name) for name in ("data", "knn", "views", "seed")}
+    assert json.loads(json.dumps(asdict(again))) == json.loads(json.dumps(asdict(Config(**used))))
+    assert found["config"]["data"]["val"] == "mine"
     assert found["environment"]["packages"]["torch"] == version("torch")
     assert f"written to {path}" in capsys.readouterr().out.replace("\n", "")
 
@@ -75,18 +83,26 @@ def test_a_weights_file_and_a_copied_checkpoint_keep_their_results_beside_them(t
     assert run_of(Path("run/checkpoints/step_1")) == Path("run")
 
 
-def test_a_place_that_cannot_be_written_is_refused(trained, tmp_path):
+def test_a_place_that_cannot_be_written_is_refused(trained, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UserError, match=r"out=.*file/knn\.json can't be written"):
         results_file(trained, "knn", Settings("run"), str(tmp_path / "file/knn.json"))
+    for name in ("masks", "classes.csv"):
+        with pytest.raises(UserError, match=rf"out={name} names the file of the results: end it in \.json"):
+            results_file(trained, "knn", Settings("run"), name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert results_file(trained, "knn", Settings("run"), "~/knn.json") == tmp_path / "knn.json"
 
 
 def test_a_table_shows_shares_in_percent_and_the_rest_as_it_is(capsys):
-    show_table("accuracy", ["features", "k", "top-1 %"], [("cls", 20, 0.12345), ("mean_patch", 10, 1.0)])
+    long = f"accuracy of {'a/long/path/' * 20}[/b]"
+    show_table(long, ["[bold]", "k", "top-1 %"], [("[/car]", 20, 0.12345), ("[sky]\\", 10, 1.0)])
     title, *lines = capsys.readouterr().out.splitlines()
-    assert title.strip() == "accuracy"
+    assert title == long
+    head = [cell.strip() for cell in lines[1].split("┃")[1:-1]]
+    assert head == ["[bold]", "k", "top-1 %"]
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if "│" in line]
-    assert cells == [["cls", "20", "12.3"], ["mean_patch", "10", "100.0"]]
+    assert cells == [["[/car]", "20", "12.3"], ["[sky]\\", "10", "100.0"]]
 
 
 def test_what_is_given_overrides_the_run_and_only_that():

@@ -83,6 +83,15 @@ def test_a_disk_that_fills_up_ends_it_in_one_sentence(tmp_path):
         vectors(images(10, 20), folder=tmp_path)
 
 
+def test_the_users_own_folder_may_be_said_with_a_tilde(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    told_before(384, Search("flat", "~/new"), (1000, 50), 1)
+    with scratch("~/new") as folder:
+        assert folder.parent == tmp_path / "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]
+
+
 def test_what_it_will_take_is_said_and_a_disk_too_small_refused(tmp_path, caplog):
     with caplog.at_level("INFO", "nestling"):
         told_before(384, Search(), (10**13, 50_000), 2)
