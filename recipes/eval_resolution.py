@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from nestling.ssl.config import Config
     from nestling.ssl.evaluation.resolution.judge import ResolutionJudge, Results
+    from nestling.ssl.evaluation.resolution.sizes import Size
     from nestling.ssl.trained import Trained
 
 
@@ -55,8 +56,9 @@ class EvalResolution(Evaluation):
     """One evaluation."""
 
     others: list[str] = key([], "further runs, checkpoints or weights files to compare")
-    sizes: list[str] = key(
-        ["96", "160", "224", "320"], "test sizes in pixels: a side, or height x width as 224x320"
+    sizes: list[str] | None = key(
+        None,
+        "test sizes in pixels: a side, or height x width as 224x320; null: half to twice the run's own",
     )
     train_size: str = key(
         "own", "training images at the run's own size, or at each test size", choices=("own", "test")
@@ -76,7 +78,7 @@ def main(argv: list[str]) -> None:
     )
     # Late, as all of these import torch: --help answers at once.
     from nestling.ssl.distributed import failing_together
-    from nestling.ssl.evaluation.resolution.sizes import read_sizes, refuse_unfit
+    from nestling.ssl.evaluation.resolution.sizes import around, read_sizes, refuse_unfit
     from nestling.ssl.evaluation.results import results_file
     from nestling.ssl.evaluation.together import names_of, on_the_same_images
     from nestling.ssl.run import processes
@@ -84,10 +86,14 @@ def main(argv: list[str]) -> None:
     from nestling.ssl.run.progress import say_only_here
     from nestling.ssl.trained import load_trained
 
-    sizes, paths = read_sizes(settings.sizes), [settings.checkpoint, *settings.others]
+    paths = [settings.checkpoint, *settings.others]
     names = names_of(paths)
     trained = {name: load_trained(path, settings.network) for name, path in zip(names, paths, strict=True)}
     on_the_same_images([*trained.values()], settings.data, settings.knn)
+    first = trained[names[0]]
+    sizes = read_sizes(
+        around(first.size, first.backbone.stride) if settings.sizes is None else settings.sizes
+    )
     for one in trained.values():
         refuse_unfit(one.backbone, list(sizes.values()))
         if settings.train_size == "own":
@@ -97,7 +103,7 @@ def main(argv: list[str]) -> None:
     out = Path()
     with failing_together():
         if accelerator.is_main_process:
-            out = results_file(trained[names[0]], "resolution", settings, settings.out)
+            out = results_file(first, "resolution", settings, settings.out)
     judges = {name: judge_of(one.config, accelerator) for name, one in trained.items()}
     found: dict[str, Results] = {}
     for name, one in trained.items():
@@ -106,7 +112,7 @@ def main(argv: list[str]) -> None:
         found[name] = judges[name].judge(backbone, accelerator.device, *how)
         backbone.cpu()  # the memory of the next one is measured alone
     if accelerator.is_main_process:
-        tell(out, settings, trained, judges, found, accelerator.device)
+        tell(out, settings, sizes, trained, judges, found, accelerator.device)
     accelerator.end_training()
 
 
@@ -127,6 +133,7 @@ def judge_of(config: "Config", accelerator: "Accelerator") -> "ResolutionJudge":
 def tell(
     out: Path,
     settings: EvalResolution,
+    sizes: "Mapping[str, Size]",
     trained: "Mapping[str, Trained]",
     judges: "Mapping[str, ResolutionJudge]",
     found: "Mapping[str, Results]",
@@ -135,11 +142,10 @@ def tell(
     """The results, a CSV and a picture beside them; the table on screen."""
     from nestling.ssl.evaluation.resolution import report
     from nestling.ssl.evaluation.resolution.cost import machine
-    from nestling.ssl.evaluation.resolution.sizes import read_sizes
     from nestling.ssl.evaluation.results import show_table, used_config, write_results
     from nestling.ssl.run.disk import replaced
 
-    first, sizes = next(iter(judges.values())), read_sizes(settings.sizes)
+    first = next(iter(judges.values()))
     table, drawing = out.with_suffix(".csv"), out.with_suffix(".png")
     report.write_csv(table, found, sizes)
     with replaced(drawing) as draft:

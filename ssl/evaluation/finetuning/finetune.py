@@ -118,8 +118,14 @@ def announce(trainer: Trainer, trained: Trained, config: Config) -> None:
     logger.info(
         f"{trained.title}, {config.backbone.name}: {len(sets.train.source)} images of "
         f"{len(sets.class_names)} classes to train on{chosen}, {len(sets.val.source)} to judge; "
-        f"{trainer.steps} steps an epoch"
+        f"steps per epoch: {trainer.steps}"
     )
+    warmup, epochs = trainer.settings.optim.warmup_epochs, trainer.settings.train.epochs
+    if warmup >= epochs:
+        logger.warning(
+            f"optim.warmup_epochs={warmup:g} leaves nothing of train.epochs={epochs} to learn at the full "
+            "rate: lower it"
+        )
 
 
 def keep(trainer: Trainer, out: Path, facts: dict[str, Any]) -> None:

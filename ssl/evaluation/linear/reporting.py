@@ -6,6 +6,7 @@ from nestling.ssl.evaluation.linear.probe import Outcome
 from nestling.ssl.evaluation.linear.task import Task
 from nestling.ssl.evaluation.results import show_table
 
+BEFORE = ", before it learned from all"
 ROWS = 10  # heads on screen; the JSON has all of them
 
 
@@ -20,7 +21,12 @@ def show_heads(task: Task, outcome: Outcome) -> None:
     )
     show_table(
         f"Linear probe of the {task.trained.title}: the best of {counts}",
-        ("features", setting, "held-out top-1 %", "test top-1 %"),
+        (
+            "features",
+            setting,
+            "held-out top-1 %",
+            f"test top-1 %{BEFORE if outcome.facts['refit_on_all'] else ''}",
+        ),
         (
             (head["readout"], f"{head[setting]:g}", _cell(head["held_out_top1"]), head["test_top1"])
             for head in best

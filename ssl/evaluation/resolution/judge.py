@@ -7,6 +7,7 @@ shown at the test size too, which tells what the features hold rather than how w
 Shapes used below: N training images, M test images.
 """
 
+import logging
 from collections.abc import Mapping
 
 import numpy as np
@@ -28,6 +29,8 @@ from nestling.ssl.evaluation.resolution.cost import measured
 from nestling.ssl.evaluation.resolution.linear import Classifier, fit_linear
 from nestling.ssl.evaluation.resolution.sizes import Size, shown
 from nestling.ssl.views.evaluation import Centre
+
+logger = logging.getLogger("nestling")
 
 Results = dict[str, dict[str, float | None]]  # by size, then by measure
 
@@ -73,6 +76,7 @@ class ResolutionJudge:
                 seen_at = size if train_size == "test" else (self.own_size, self.own_size)
                 train, classify = self._rows(backbone, self.train, seen_at, device), None
             test = self._rows(backbone, self.val, size, device)
+            logger.info(f"judging at {text} pixels")
             with failing_together():
                 if is_main():
                     classify = classify or self._fitted(train, device)

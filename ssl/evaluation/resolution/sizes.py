@@ -30,6 +30,12 @@ def read_sizes(written: Sequence[str]) -> dict[str, Size]:
     return sizes
 
 
+def around(side: int, step: int) -> list[str]:
+    """Squares of half, all, one and a half and twice of a side, in whole steps."""
+    sides = (max(1, round(factor * side / step)) * step for factor in (0.5, 1, 1.5, 2))
+    return [str(found) for found in dict.fromkeys(sides)]
+
+
 def shown(size: Size) -> str:
     """A square by its side, others as height x width."""
     height, width = size

@@ -4,7 +4,7 @@ import pytest
 
 from nestling import backbones
 from nestling.ssl.errors import UserError
-from nestling.ssl.evaluation.resolution.sizes import read_sizes, refuse_unfit, shown
+from nestling.ssl.evaluation.resolution.sizes import around, read_sizes, refuse_unfit, shown
 
 
 def test_a_size_is_a_side_or_height_by_width_each_once():
@@ -23,3 +23,9 @@ def test_a_size_that_a_family_cannot_take_is_refused_with_the_nearest_that_work(
     refuse_unfit(vit, [(32, 32), (32, 48)])
     with pytest.raises(UserError, match=r"sizes: 32x40 can't be judged: .*multiples of 16.*32 or 48"):
         refuse_unfit(vit, [(32, 32), (32, 40)])
+
+
+def test_sizes_that_nobody_names_lie_around_the_runs_own_in_whole_patches():
+    assert around(224, 16) == ["112", "224", "336", "448"]
+    assert around(32, 8) == ["16", "32", "48", "64"]
+    assert around(8, 16) == ["16"]
