@@ -63,7 +63,7 @@ def main(argv: list[str]) -> None:
     blocks = blocks_of(sources["folder"], settings.folder)
     described, ledgers = {}, []
     for name, source in sources.items():
-        ledgers.append(Ledger(settings.max_bad_share, len(source)))
+        ledgers.append(Ledger(settings.max_bad_share, len(source), "max_bad_share"))
         described[name] = describe(
             source, backbone, data, settings.size, settings.batch_size, device, ledgers[-1]
         )

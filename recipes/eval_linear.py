@@ -41,6 +41,7 @@ def main(argv: list[str]) -> None:
     from nestling.ssl.evaluation.linear.task import prepared
     from nestling.ssl.evaluation.results import results_file
     from nestling.ssl.run import processes
+    from nestling.ssl.run.memory import running_out_named
     from nestling.ssl.run.progress import say_only_here
     from nestling.ssl.trained import load_trained
 
@@ -54,9 +55,10 @@ def main(argv: list[str]) -> None:
             out = results_file(trained, "linear", settings, settings.out)
     train, val = opened_together(trained.config)
     place = (accelerator.process_index, accelerator.num_processes)
-    with failing_together():
-        task = prepared(trained, train, val, settings.linear, accelerator.device, *place)
-    outcome = probed(learner_of(settings.protocol, task), task)
+    with running_out_named({"linear.images_per_pass": settings.linear.images_per_pass}):
+        with failing_together():
+            task = prepared(trained, train, val, settings.linear, accelerator.device, *place)
+        outcome = probed(learner_of(settings.protocol, task), task)
     if accelerator.is_main_process:
         report(settings, out, task, outcome)
     accelerator.end_training()

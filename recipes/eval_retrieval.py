@@ -60,7 +60,7 @@ def main(argv: list[str]) -> None:
     scales = SCALES if settings.multiscale else SCALES[:1]
     data, backbone = trained.config.data, trained.backbone.to(device)
     describer = Describer(backbone, data, settings.size, settings.pooling, scales, device)
-    ledger = Ledger(settings.max_bad_share, len(truth.images) + len(truth.queries))
+    ledger = Ledger(settings.max_bad_share, len(truth.images) + len(truth.queries), "max_bad_share")
     results = judge_retrieval(truth, folder / "jpg", data, describer, settings.crop_queries, ledger)
     measures = ("map", *(f"mp{k}" for k in KS))
     rows = [

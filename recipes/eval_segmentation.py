@@ -42,6 +42,7 @@ def main(argv: list[str]) -> None:
     from nestling.ssl.evaluation.labels import refuse_shared_files
     from nestling.ssl.evaluation.results import results_file, show_table, write_results
     from nestling.ssl.run.loading import check_size
+    from nestling.ssl.run.memory import running_out_named
     from nestling.ssl.run.progress import say_only_here
     from nestling.ssl.trained import load_trained
 
@@ -63,10 +64,16 @@ def main(argv: list[str]) -> None:
     names = class_names(train, settings.num_classes)
     judge = Segmentation(train, val, config, len(names), settings.size, settings.blocks, settings.batch_size)
     backbone = trained.backbone.to(device)
+    portions = {"batch_size": settings.batch_size}
     if settings.protocol == "linear":
-        confusion = judge.linear(backbone, device, settings.linear)
+        portions["linear.batch_size"] = settings.linear.batch_size
     else:
-        confusion = judge.patch_knn(backbone, device, settings.knn)
+        portions["knn.memory"] = settings.knn.memory
+    with running_out_named(portions):
+        if settings.protocol == "linear":
+            confusion = judge.linear(backbone, device, settings.linear)
+        else:
+            confusion = judge.patch_knn(backbone, device, settings.knn)
     results, classes = confusion.results(), confusion.classes(names)
     title = f"{settings.protocol} segmentation, {trained.title}, {len(val)} images"
     shown = [(score.name, score.pixels, "–" if score.iou is None else score.iou) for score in classes]

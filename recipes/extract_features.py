@@ -24,13 +24,15 @@ def main(argv: list[str]) -> None:
     # Late, as all of these import torch: --help answers at once.
     from nestling.ssl.evaluation.extraction.extracting import Extraction
     from nestling.ssl.run import processes
+    from nestling.ssl.run.memory import running_out_named
     from nestling.ssl.run.progress import say_only_here
     from nestling.ssl.trained import load_trained
 
     trained = load_trained(settings.checkpoint, settings.network)
     accelerator = processes.join()
     say_only_here(accelerator.is_main_process)
-    Extraction(trained, settings, accelerator).run()
+    with running_out_named({"batch_size": settings.batch_size}):
+        Extraction(trained, settings, accelerator).run()
     accelerator.end_training()
 
 

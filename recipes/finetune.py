@@ -23,9 +23,12 @@ def main(argv: list[str]) -> None:
         configs=path.parent / "configs",
         positional=("checkpoint",),
     )
-    from nestling.ssl.evaluation.finetuning.finetune import finetune  # late: `--help` needs no torch
+    # Late, as these import torch: --help answers at once.
+    from nestling.ssl.evaluation.finetuning.finetune import finetune
+    from nestling.ssl.run.memory import running_out_named
 
-    finetune(settings)
+    with running_out_named({"train.batch_size": settings.train.batch_size}):
+        finetune(settings)
 
 
 if __name__ == "__main__":

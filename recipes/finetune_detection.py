@@ -23,9 +23,12 @@ def main(argv: list[str]) -> None:
     )
     if importlib.util.find_spec("pycocotools") is None:
         raise UserError("detection needs pycocotools; pip install 'nestling[detection]'")
-    from nestling.ssl.evaluation.detection.finetune import finetune_detection  # late: `--help` needs no torch
+    # Late, as these import torch: --help answers at once.
+    from nestling.ssl.evaluation.detection.finetune import finetune_detection
+    from nestling.ssl.run.memory import running_out_named
 
-    finetune_detection(settings)
+    with running_out_named({"train.batch_size": settings.train.batch_size}):
+        finetune_detection(settings)
 
 
 if __name__ == "__main__":

@@ -20,10 +20,11 @@ class Ledger:
 
     Training and evaluation share one, so that a path is warned of once. With a folder, the main process
     also keeps paths and reasons in `unreadable.jsonl` there, each once however often a run is resumed.
+    `key` is what the user sets `max_share` by.
     """
 
-    def __init__(self, max_share: float, num_images: int) -> None:
-        self.max_share, self.num_images = max_share, num_images
+    def __init__(self, max_share: float, num_images: int, key: str = "data.max_bad_share") -> None:
+        self.max_share, self.num_images, self.key = max_share, num_images, key
         self._named: dict[str, str] = {}
         self._file: Path | None = None
         self._written: set[str] = set()
@@ -58,7 +59,7 @@ class Ledger:
         if unreadable_images > self.max_share * self.num_images:
             raise UserError(
                 f"{unreadable_images} of {self.num_images} images can't be read{such_as}, more than "
-                f"data.max_bad_share={self.max_share} allows; repair or remove them, or raise it (up to 0.5)"
+                f"{self.key}={self.max_share} allows; repair or remove them, or raise it (up to 0.5)"
             )
 
     def paths(self) -> list[str]:

@@ -39,6 +39,8 @@ class Embedder:
     """
 
     def __init__(self, trained: Trained, size: int | None = None, crop_ratio: float | None = None) -> None:
+        if size is not None and size < 1:
+            raise UserError(f"size={size}: images have at least one pixel")
         data = trained.config.data
         self.trained, self.backbone = trained, trained.backbone
         self.dim: int = trained.backbone.embed_dim
@@ -95,8 +97,11 @@ class Embedder:
             n images -> (n, D) float32
 
         Raises:
-            UserError: an image can't be read, with its path or place; an unknown pooling; vectors with NaN.
+            UserError: an image can't be read, with its path or place; an unknown pooling; vectors with NaN; a
+                batch without images.
         """
+        if batch_size < 1:
+            raise UserError(f"batch_size={batch_size}: a batch holds at least one image")
         with untouched(self.backbone):
             self.backbone.eval()
             forward = Forward(self.trained, [pooling], self.size, device=self.device)
@@ -118,9 +123,8 @@ class Embedder:
     def _batches(
         self, images: Picture | Iterable[Picture], batch_size: int
     ) -> Iterator[tuple[list[str], Tensor]]:
-        is_one = isinstance(images, str | os.PathLike | Image.Image) or (
-            isinstance(images, np.ndarray) and images.ndim in (2, 3)
-        )
+        is_one = isinstance(images, str | os.PathLike | Image.Image) or not isinstance(images, Iterable)
+        is_one |= isinstance(images, np.ndarray) and images.ndim < 4
         places = enumerate([images] if is_one else images)  # type: ignore[arg-type]
         while batch := list(islice(places, batch_size)):
             names = [_name(image, f"image {place}") for place, image in batch]  # type: ignore[arg-type]

@@ -91,9 +91,12 @@ def shared_files(train: ImageSource, val: ImageSource) -> tuple[np.ndarray, np.n
     return numbers[: len(ours)], numbers[len(ours) :]
 
 
-def unknown_classes(train: ImageSource, val: ImageSource) -> dict[str, int]:
-    """How many validation images there are of each class that no training image has."""
-    _, labels, _ = matched_labels(train, val)
+def unknown_classes(val: ImageSource, labels: np.ndarray) -> dict[str, int]:
+    """How many validation images there are of each class that no training image has.
+
+    Shape:
+        labels: (M,), of `matched_labels`
+    """
     assert val.labels is not None
     assert val.class_names is not None
     numbers, counts = np.unique(val.labels[labels < 0], return_counts=True)

@@ -5,7 +5,7 @@ import errno
 import gc
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -61,9 +61,31 @@ def running_out_explained(config: Config, phase: str) -> Iterator[None]:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        asked = ASKED.search(str(error))
-        wanted = f" (it asked for {_readable(asked[1])} more)" if asked else ""
-        raise UserError(f"memory ran out {phase}{wanted}: {ADVICE[phase](config)}") from error
+        raise UserError(f"memory ran out {phase}{_asked(error)}: {ADVICE[phase](config)}") from error
+
+
+@contextmanager
+def running_out_named(numbers: Mapping[str, int]) -> Iterator[None]:
+    """As `running_out_explained`, for a recipe where these keys of its own say how much is held at once.
+
+    Outside of `failing_together`, as the other processes may be anywhere when one runs out.
+
+    Raises:
+        UserError: in the place of any error that `is_out_of_memory`.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        lower = " or ".join(f"{key}={value // 2}" for key, value in numbers.items() if value > 1)
+        advice = f"give {lower}, smaller images" if lower else "give smaller images"
+        raise UserError(f"memory ran out{_asked(error)}: {advice} or a smaller network") from error
+
+
+def _asked(error: Exception) -> str:
+    asked = ASKED.search(str(error))
+    return f" (it asked for {_readable(asked[1])} more)" if asked else ""
 
 
 def _readable(amount: str) -> str:

@@ -33,6 +33,8 @@ def test_copies_find_their_originals_and_strangers_do_not(place, capsys):
     assert results["strong/map"] < 0.5
     assert [path.rsplit("/", 1)[1] for path in found["unreadable"]] == ["200599.png"]
     assert f"{100 * results['strong/map']:.1f}" in capsys.readouterr().out
+    main([str(place / "run"), f"{place}/run/../copydays", "size=32", f"out={place}/again.json"])
+    assert json.loads((place / "again.json").read_text())["results"] == results
     whole = judged(place, f"distractors={place}/others", f"whitening={place}/more", "depth=3")
     assert whole["num_images"] == {"folder": 19, "distractors": 5, "whitening": 40}
     assert whole["results"]["original/map"] == 1
@@ -43,7 +45,7 @@ def test_copies_find_their_originals_and_strangers_do_not(place, capsys):
     ("arguments", "message"),
     [
         (["prefix=9"], r"200001\.jpg has no original: none begins with 200001 \(prefix=9\)"),
-        (["max_bad_share=0"], r"1 of 19 images can't be read"),
+        (["max_bad_share=0"], r"1 of 19 images can't be read.*, more than max_bad_share=0"),
         (["folder=SET/strong"], r"must hold a folder original"),
         (["distractors=SET/strong"], r"distractors=.*strong lies in folder="),
         (["size=2"], r"size=2: "),

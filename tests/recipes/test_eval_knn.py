@@ -157,10 +157,12 @@ def test_an_image_does_not_vote_on_itself_and_the_order_of_files_changes_nothing
         judged(run, f"data.train={one}", f"data.val={one}")
 
 
-def test_classes_that_training_lacks_are_named_with_their_number_of_images(run, image_folder):
+def test_classes_that_training_lacks_are_named_with_their_number_of_images(run, image_folder, capsys):
     val = image_folder("more", classes=["class_1", "eel", "owl"], per_class=2, seed=5)
     record = judged(run, f"data.val={val}")
     assert record["unknown_classes"] == {"eel": 2, "owl": 2}
+    printed = capsys.readouterr()
+    assert (printed.out + printed.err).count("left out 4 of 6 validation images") == 1
     assert record["num_val"] == 2
 
 

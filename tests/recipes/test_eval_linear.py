@@ -123,6 +123,7 @@ def test_the_table_names_the_network_and_the_chosen_head_and_a_run_keeps_the_fil
         (["linear.readouts=[last9:cls]"], r"last9:cls: xcit_nano_12_p4 shows its last 1 to \d blocks, not 9"),
         (["linear.readouts=[best]"], r"best is no read-out"),
         (["linear.size=2"], r"linear\.size=2"),
+        (["linear.size=400000000"], r"^memory ran out .*: give linear\.images_per_pass=64, smaller images"),
         (["linear.precision=fp16"], r"linear\.precision=fp16 needs a GPU"),
         (["data.val=RUN/../train"], r"are both in data\.train"),
         (["protocol=knn"], r"protocol=knn"),

@@ -59,6 +59,10 @@ def test_colours_are_told_apart_and_everything_is_written(place, capsys, argumen
     [
         (["data.val=null"], r"give data\.train and data\.val"),
         (["size=2"], r"size=2: "),
+        (
+            ["size=320000000", *LINEAR[:2], "linear.batch_size=1"],
+            r"^memory ran out .*: give batch_size=8, smaller images or",
+        ),
         (["data.val=PLACE/train"], r"4 files are both in data\.train=.* and data\.val="),
         (["num_classes=2"], r"classes\.txt names 4 classes and num_classes=2"),
         (["linear.steps=3"], r"linear\.warmup_steps=1500 must be below linear\.steps=3"),
@@ -72,6 +76,17 @@ def test_a_mistake_is_one_sentence(place, arguments, message):
     kept = [argument for argument in data if argument.partition("=")[0] not in given]
     with pytest.raises(UserError, match=message):
         main([str(place / "run"), *kept, *arguments])
+
+
+def test_names_of_classes_in_another_encoding_are_refused(place):
+    names = place / "train/classes.txt"
+    kept = names.read_bytes()
+    names.write_bytes("ground\nrouge fonc\u00e9\ngreen\nsky\n".encode("latin-1"))
+    try:
+        with pytest.raises(UserError, match=r"classes\.txt is no text in UTF-8 \(byte 18 is 0xe9\)"):
+            judged(place, *LINEAR)
+    finally:
+        names.write_bytes(kept)
 
 
 def test_several_processes_are_refused(place, monkeypatch):

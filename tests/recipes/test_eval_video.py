@@ -54,6 +54,20 @@ def test_masks_alone_are_saved_where_only_the_first_frame_has_one(place, tmp_pat
 
 
 @pytest.mark.parametrize(
+    ("listed", "message"),
+    [
+        ("squares\n".encode("utf-16"), r"made\.txt is no text in UTF-8 \(byte 1 is 0xff\)"),
+        (b"squares\n../squares\n", r"made\.txt: \.\./squares is no name of a video"),
+        (b"..", r"made\.txt: \.\. is no name"),
+    ],
+)
+def test_a_list_of_anything_but_names_is_refused(place, listed, message):
+    (place / "DAVIS/ImageSets/made.txt").write_bytes(listed)
+    with pytest.raises(UserError, match=message):
+        main([str(place / "run"), str(place / "DAVIS"), "split=made"])
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["split=2016/val"], r"there is no list of videos .*ImageSets/2016/val\.txt"),

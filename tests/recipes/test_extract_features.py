@@ -200,6 +200,7 @@ def test_features_that_are_not_finite_name_their_images(place, tmp_path):
         (["pooling=[last9:cls]"], r"last9:cls: vit_tiny_p16 shows .* 2 blocks"),
         (["pooling=[patches]", "formats=[faiss]"], r"hold.* no pooling=patches; add npy or safetensors"),
         (["size=50"], r"size=50"),
+        (["size=320000000"], r"^memory ran out .*: give batch_size=\d+, smaller images"),
         (["out=IMAGES"], r"holds files that are no extraction"),
         (["data.max_bad_share=0.1"], r"\d of 21 images can't be read.*data\.max_bad_share"),
         (["data.on_error=raise"], r"0004\.png: is no image.*data\.on_error=skip"),

@@ -23,7 +23,7 @@ from nestling.ssl.data.channels import normalisation
 from nestling.ssl.data.sources.opening import open_source
 from nestling.ssl.errors import UserError
 from nestling.ssl.evaluation.detection.model import load_detector
-from nestling.ssl.evaluation.finetuning.finetune import prepared
+from nestling.ssl.evaluation.finetuning.finetune import joined, prepared
 from nestling.ssl.evaluation.finetuning.model import load_classifier
 from nestling.ssl.evaluation.finetuning.settings import FineTune
 from nestling.ssl.evaluation.finetuning.state import claimed
@@ -145,6 +145,7 @@ def test_the_classifier_learns_and_unused_parameters_stay(world):
         (["train.batch_size=64"], r"36 training images don't fill .* at most 36"),
         (["model.readout=last9:cls"], r"last9:cls: xcit_nano_12_p4 shows"),
         (["augment.size=2"], r"augment\.size=2"),
+        (["augment.size=400000000"], r"^memory ran out .*: give train\.batch_size=4, smaller images or"),
         (["data.val=FLAT"], r"needs labelled images and data\.val=.*flat"),
         (["optim.layerdecay=1"], r"did you mean optim\.layer_decay"),
     ],
@@ -186,6 +187,16 @@ def test_a_damaged_or_foreign_file_is_one_sentence(world, tmp_path):
         main([str(file), f"data.val={world / 'val'}", f"out={tmp_path / 'out'}"])
 
 
+@pytest.mark.parametrize("name", ["torchvision:resnet18", "torch.nn:Flatten"])
+def test_a_network_without_drop_path_is_told_which_key_to_set(world, name):
+    settings = settings_of(world)
+    trained = load_trained(settings.checkpoint)
+    override(trained.config, "data", settings.data)
+    trained.config.backbone.name, trained.config.backbone.options = name, {}
+    with pytest.raises(UserError, match=r"^model\.drop_path=0\.1: .*not 0\.1; set model\.drop_path=0$"):
+        prepared(settings, trained)
+
+
 def test_the_published_settings_are_legal_and_want_their_images_named(repository):
     configs = repository / "recipes/configs"
     given = ["run", "--config", "finetune_deit", "data.train=/images"]
@@ -205,6 +216,9 @@ def test_two_processes_judge_each_image_once_and_end_alike(world, tmp_path, repo
     subprocess.run([*launcher, str(repository / "recipes/finetune.py"), *given], check=True, timeout=300)
     (record,) = records(tmp_path)
     assert record["step"] == 6  # 48 images, 2 x 4 at a time
+    handler = joined("fp32").ddp_handler  # else each forward would begin with the statistics of process 0
+    assert handler is not None
+    assert not handler.broadcast_buffers
     assert (17 * record["val/top1"]) % 1 == pytest.approx(0, abs=1e-9)
     network = load_classifier(tmp_path).network
     state = torch.load(tmp_path / "state.pt")["network"]

@@ -110,6 +110,7 @@ def check_that_it_goes_on(arguments, out, history, state):
     ("change", "message"),
     [
         ({"segmentation": None}, r"instance 1 has no segmentation that can be drawn"),
+        ({"segmentation": [[]]}, r"changed\.json: instance 1 has no segmentation that can be drawn"),
         ({"category_id": 9}, r"no COCO-style json of instances \(KeyError\(9\)\)"),
     ],
 )

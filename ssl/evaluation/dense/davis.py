@@ -20,6 +20,7 @@ from nestling.ssl.data.decoding.decoder import Decoder
 from nestling.ssl.data.failures import UnreadableError
 from nestling.ssl.errors import UserError
 from nestling.ssl.evaluation.alone import fitting_size, read_ahead
+from nestling.ssl.evaluation.dense.folder import read_text
 from nestling.ssl.evaluation.dense.grids import enlarged, token_maps
 from nestling.ssl.evaluation.dense.masks import IGNORED, read_mask, resized_ids, write_mask
 from nestling.ssl.evaluation.dense.propagation import propagate
@@ -56,14 +57,19 @@ def find_videos(folder: Path, split: str, resolution: str) -> list[Video]:
     """The videos that ImageSets/SPLIT.txt lists.
 
     Raises:
-        UserError: the list, frames or a first mask are missing.
+        UserError: the list, frames or a first mask are missing, or a name is no name of a folder.
     """
     listed = folder / "ImageSets" / f"{split}.txt"
     if not listed.is_file():
         raise UserError(f"folder={printable(folder)}: there is no list of videos {printable(listed)}")
-    names = listed.read_text(encoding="utf-8").split()
+    names = read_text(listed).split()
     if not names:
         raise UserError(f"{printable(listed)} lists no video")
+    for name in names:
+        if name in (".", "..") or "/" in name or "\\" in name:  # masks are saved in a folder of that name
+            raise UserError(
+                f"{printable(listed)}: {printable(name)} is no name of a video; give its folder's alone"
+            )
     return [_video(folder, resolution, name) for name in names]
 
 

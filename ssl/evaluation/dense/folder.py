@@ -154,14 +154,29 @@ def class_names(pairs: MaskedImages, num_classes: int | None = None) -> list[str
     Without either the masks are counted.
 
     Raises:
-        UserError: it names another number of classes than asked for.
+        UserError: it is no text in UTF-8, or names another number of classes than asked for.
     """
     file = Path(pairs.name).expanduser() / NAMES
     if not file.is_file():
         return [str(number) for number in range(num_classes or pairs.count_classes())]
-    names = [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    names = [line.strip() for line in read_text(file).splitlines() if line.strip()]
     if num_classes not in (None, len(names)):
         raise UserError(
             f"{printable(file)} names {len(names)} classes and num_classes={num_classes}; make them agree"
         )
     return names
+
+
+def read_text(file: Path) -> str:
+    """What a list of names says.
+
+    Raises:
+        UserError: it can't be read, or is no text in UTF-8.
+    """
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{printable(file)} can't be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        found = f"byte {error.start + 1} is 0x{error.object[error.start]:02x}"
+        raise UserError(f"{printable(file)} is no text in UTF-8 ({found}); save it as UTF-8") from error

@@ -82,7 +82,10 @@ class CocoInstances(Dataset[InstanceBatch | UserError]):
                 number = label.get(by_id[item["category_id"]], 0)
                 unknown += not number
                 if number and min(item["bbox"][2:]) > 0:  # a box without area can't be learned
-                    self.instances[place[item["image_id"]]].append((number, item))
+                    index = place[item["image_id"]]
+                    if not is_drawn(item.get("segmentation"), *self.images[index][1:]):
+                        raise self._undrawn(item)
+                    self.instances[index].append((number, item))
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(
                 f"{printable(self.file)} is no COCO-style json of instances ({error!r})"
@@ -163,11 +166,33 @@ class CocoInstances(Dataset[InstanceBatch | UserError]):
                 code = rle.frPyObjects(drawn, height, width) if listed else drawn
             mask: np.ndarray = rle.decode(code).astype(bool)
         except (TypeError, KeyError, IndexError, ValueError) as error:
-            raise UserError(
-                f"{printable(self.file)}: instance {item.get('id')} has no segmentation that can be drawn "
-                "(polygons or a run-length code); Mask R-CNN learns from masks"
-            ) from error
+            raise self._undrawn(item) from error
         return mask
+
+    def _undrawn(self, item: dict[str, Any]) -> UserError:
+        return UserError(
+            f"{printable(self.file)}: instance {item.get('id')} has no segmentation that can be drawn "
+            "(polygons of three points or more, or a run-length code of the image's size); Mask R-CNN "
+            "learns from masks"
+        )
+
+
+def is_drawn(segmentation: object, height: int, width: int) -> bool:
+    """Whether it has the form of polygons, or of a run-length code of an image of that size."""
+    if isinstance(segmentation, list):
+        return bool(segmentation) and all(
+            isinstance(part, list)
+            and len(part) >= 6
+            and len(part) % 2 == 0
+            and {*map(type, part)} <= {int, float}
+            for part in segmentation
+        )
+    if not isinstance(segmentation, dict) or segmentation.get("size") != [height, width]:
+        return False
+    counts = segmentation.get("counts")
+    if isinstance(counts, list):
+        return {*map(type, counts)} == {int} and min(counts) >= 0 and sum(counts) == height * width
+    return isinstance(counts, str) and counts != ""
 
 
 def flipped(image: Tensor, target: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:

@@ -21,6 +21,7 @@ from nestling.ssl.evaluation.detection.settings import FineTuneDetection
 from nestling.ssl.evaluation.detection.training import DetectorTrainer
 from nestling.ssl.evaluation.finetuning.layers import parameter_groups
 from nestling.ssl.evaluation.finetuning.model import facts_of, rebuilt
+from nestling.ssl.evaluation.finetuning.settings import drop_path_named
 from nestling.ssl.evaluation.finetuning.state import State, claimed, flat
 from nestling.ssl.evaluation.results import FOLDER, show_table, write_results
 from nestling.ssl.run import processes
@@ -72,7 +73,8 @@ def prepared(settings: FineTuneDetection, trained: Trained) -> tuple[DetectorTra
     val = CocoInstances(data.val, data.val_images, decoder, train.names)
     torch.manual_seed(settings.seed)
     pyramid = {"pyramid": True} if config.backbone.name in backbones.names() else {}
-    backbone = rebuilt(trained, wanted.drop_path, **pyramid)
+    with drop_path_named(wanted.drop_path):
+        backbone = rebuilt(trained, wanted.drop_path, **pyramid)
     shape: dict[str, Any] = {name: getattr(wanted, name) for name in model.SHAPE}
     bf16 = processes.resolved_precision(settings.train.precision) == "bf16"
     network = model.mask_rcnn(

@@ -18,7 +18,7 @@ from nestling.ssl.data.ledger import FILE as UNREADABLE
 from nestling.ssl.data.ledger import Ledger
 from nestling.ssl.data.loader import EvalBatch, EvalLoader
 from nestling.ssl.data.workers import deaths_explained, default_workers
-from nestling.ssl.distributed import everyones, failing_together, is_main
+from nestling.ssl.distributed import everyones, failing_together, is_main, patiently
 from nestling.ssl.errors import UserError
 from nestling.ssl.evaluation.extraction import formats, parts, plan
 from nestling.ssl.evaluation.extraction.formats import Column
@@ -75,7 +75,7 @@ class Extraction:
             return
         missing = everyones([done.missing()] if is_main() else [])[0]
         self._compute(done, missing)
-        with failing_together():
+        with failing_together(), patiently():
             if is_main():
                 self._finish(done)
 

@@ -13,10 +13,11 @@ from torchvision.transforms import v2
 
 from nestling.ssl.data.loader import EvalBatch
 from nestling.ssl.data.order import epoch_order
-from nestling.ssl.data.sources.base import ImageSource, Subset, holdout
+from nestling.ssl.data.sources.base import ImageSource, Subset
 from nestling.ssl.errors import UserError
 from nestling.ssl.evaluation.finetuning.settings import Augment
 from nestling.ssl.evaluation.labels import matched_labels, refuse_shared_files
+from nestling.ssl.evaluation.linear.choice import repeats_of, split_by_class
 from nestling.ssl.names import printable
 from nestling.ssl.randomness import Stream, generator
 from nestling.ssl.views.plan import TRIES, draw_box
@@ -50,8 +51,11 @@ class Sets:
 def sets_of(train: ImageSource, val: ImageSource | None, choose: float, seed: int) -> Sets:
     """Classes by name from training; judged images of other classes are left out.
 
+    The share `choose` of each class's training images chooses the epoch.
+
     Raises:
-        UserError: a side has no labels, or shares no class or a file with the other.
+        UserError: a side has no labels, or shares no class or a file with the other; no class has an image
+            to choose by.
     """
     for source, said in ((train, "data.train"), (val, "data.val")):
         if source is None or source.labels is None:
@@ -67,8 +71,13 @@ def sets_of(train: ImageSource, val: ImageSource | None, choose: float, seed: in
     judged = Labelled(Subset(val, known), torch.from_numpy(val_labels[known]))
     if not choose:
         return Sets(Labelled(train, torch.from_numpy(train_labels)), None, judged, names)
-    parts = holdout(train, choose, seed)
-    learned, held = (Labelled(part, torch.from_numpy(np.asarray(part.labels, np.int64))) for part in parts)
+    parts = split_by_class(train_labels, choose, seed, repeats_of(train))
+    if not len(parts[1]):
+        raise UserError(
+            f"train.choose_on_train={choose} finds no class with two images or more in "
+            f"data.train={printable(train.name)}; set it to 0, and the last epoch counts"
+        )
+    learned, held = (Labelled(Subset(train, part), torch.from_numpy(train_labels[part])) for part in parts)
     return Sets(learned, held, judged, names)
 
 

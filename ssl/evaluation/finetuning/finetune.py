@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs
 
 from nestling.ssl.command_line import write
 from nestling.ssl.config import Config
@@ -20,7 +21,7 @@ from nestling.ssl.errors import UserError
 from nestling.ssl.evaluation.finetuning import model
 from nestling.ssl.evaluation.finetuning.data import refuse_colors, sets_of
 from nestling.ssl.evaluation.finetuning.layers import parameter_groups
-from nestling.ssl.evaluation.finetuning.settings import FineTune
+from nestling.ssl.evaluation.finetuning.settings import FineTune, drop_path_named
 from nestling.ssl.evaluation.finetuning.state import State, claimed, flat
 from nestling.ssl.evaluation.finetuning.training import Trainer
 from nestling.ssl.evaluation.results import FOLDER, show_table, write_results
@@ -84,9 +85,10 @@ def prepared(settings: FineTune, trained: Trained) -> tuple[Trainer, dict[str, A
     say_only_here(accelerator.is_main_process)
     sets = sets_of(*opened_together(trained.config), settings.train.choose_on_train, settings.seed)
     torch.manual_seed(settings.seed)
-    network = model.classifier(
-        *(trained, settings.model.readout, settings.model.drop_path, size, len(sets.class_names))
-    ).to(accelerator.device)
+    with drop_path_named(settings.model.drop_path):
+        network = model.classifier(
+            *(trained, settings.model.readout, settings.model.drop_path, size, len(sets.class_names))
+        ).to(accelerator.device)
     processes.synchronise_batch_norms(network, accelerator)
     groups = parameter_groups(network, network.backbone, settings.optim.layer_decay)
     optimizer = torch.optim.AdamW(groups, lr=0.0, fused=accelerator.scaler is None)
@@ -104,11 +106,15 @@ def prepared(settings: FineTune, trained: Trained) -> tuple[Trainer, dict[str, A
 
 
 def joined(precision: str) -> Accelerator:
-    """The processes that were started, in that precision; what torch says without need is kept quiet."""
+    """The processes that were started, in that precision; what torch says without need is kept quiet.
+
+    Running statistics are averaged after each epoch, so DDP need not broadcast those of process 0.
+    """
     for message, category in processes.HARMLESS.items():
         warnings.filterwarnings("ignore", message, category)
     found = processes.resolved_precision(precision)
-    return processes.join(mixed_precision="no" if found == "fp32" else found)
+    own_statistics = DistributedDataParallelKwargs(broadcast_buffers=False)
+    return processes.join([own_statistics], mixed_precision="no" if found == "fp32" else found)
 
 
 def announce(trainer: Trainer, trained: Trained, config: Config) -> None:

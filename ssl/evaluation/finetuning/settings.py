@@ -1,8 +1,11 @@
 """What a fine-tuning lets a user set. Nothing here imports torch, so that `--help` answers at once."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from nestling.ssl.config import key
+from nestling.ssl.errors import UserError
 from nestling.ssl.evaluation.settings import EvalData
 
 AUGMENTATIONS = ("randaugment", "jitter", "none")
@@ -89,3 +92,14 @@ class FineTune:
     augment: Augment = field(default_factory=Augment)
     optim: Optim = field(default_factory=Optim)
     train: Train = field(default_factory=Train)
+
+
+@contextmanager
+def drop_path_named(rate: float) -> Iterator[None]:
+    """Say which key to set where a network has no stochastic depth, as many of other libraries."""
+    try:
+        yield
+    except UserError as error:
+        if not rate or "drop_path" not in str(error.__cause__):
+            raise
+        raise UserError(f"model.drop_path={rate}: {error.__cause__}; set model.drop_path=0") from error

@@ -18,7 +18,7 @@ from nestling.ssl.config import Config
 from nestling.ssl.data.channels import channels, normalisation
 from nestling.ssl.data.ledger import Ledger
 from nestling.ssl.data.sources.base import ImageSource, Subset, evenly
-from nestling.ssl.distributed import is_main
+from nestling.ssl.distributed import failing_together, is_main
 from nestling.ssl.errors import UserError
 from nestling.ssl.evaluation.knn.approximate import Approximate, recall, refuse_without_faiss
 from nestling.ssl.evaluation.knn.backends import resolved
@@ -88,7 +88,7 @@ class KnnJudge:
         self.ledger = Ledger(config.data.max_bad_share, len(train) + len(val))
         self.size = config.knn.size or max(config.views.global_size)
         train_labels, val_labels, self.class_names = matched_labels(train, val)
-        self.unknown = unknown_classes(train, val) if (val_labels < 0).any() else {}
+        self.unknown = unknown_classes(val, val_labels)
         known = np.flatnonzero(val_labels >= 0)
         self.train, self.val = train, Subset(val, known)
         self.train_labels, self.val_labels = map(torch.from_numpy, (train_labels, val_labels[known]))
@@ -113,14 +113,17 @@ class KnnJudge:
 
     def judge(self, backbone: Backbone, device: torch.device) -> Judgement:
         """All that is known of the backbone; empty beside the main process."""
-        told_before(self._width(backbone, device), self.search, self.num_readable, self.place[1])
+        width = self._width(backbone, device)
+        with failing_together():  # each machine has a disk of its own
+            told_before(width, self.search, self.num_readable, self.place[1])
         with scratch(self.search.features_dir) as folder:
             train, val = self._vectors(backbone, device, folder)
             num_train = len(train.readable) - self.num_own
-            if num_train < 1:
-                raise UserError(
-                    f"data.train={printable(self.train.name)} has no image but the one that is judged"
-                )
+            with failing_together():
+                if num_train < 1:
+                    raise UserError(
+                        f"data.train={printable(self.train.name)} has no image but the one that is judged"
+                    )
             ks = effective_ks(self.config.knn.k, num_train)
             found = Judgement()
             for pooling in self.config.knn.pooling:

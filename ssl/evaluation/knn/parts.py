@@ -66,19 +66,20 @@ class Vectors:
 def scratch(folder: str | None) -> Iterator[Path | None]:
     """A folder of this process's own in that one, gone afterwards; None for None.
 
-    Raises:
+    Raises, on all processes:
         UserError: it can't be made.
     """
     with ExitStack() as stack:
         if folder is None:
             yield None
             return
-        try:
-            place = Path(folder).expanduser()
-            place.mkdir(parents=True, exist_ok=True)
-            own = stack.enter_context(tempfile.TemporaryDirectory(prefix="knn-", dir=place))
-        except OSError as error:
-            raise _unwritable(folder, error) from error
+        with failing_together():
+            try:
+                place = Path(folder).expanduser()
+                place.mkdir(parents=True, exist_ok=True)
+                own = stack.enter_context(tempfile.TemporaryDirectory(prefix="knn-", dir=place))
+            except OSError as error:
+                raise _unwritable(folder, error) from error
         yield Path(own)
 
 

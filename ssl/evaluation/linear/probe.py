@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from nestling.ssl.distributed import failing_together, is_main
+from nestling.ssl.distributed import failing_together, is_main, patiently
 from nestling.ssl.errors import UserError
 from nestling.ssl.evaluation.linear.choice import best_of, refuse_none_alive, repeats_of, split_by_class
 from nestling.ssl.evaluation.linear.heads import HeadGrid, HeadSpec
@@ -61,7 +61,7 @@ class Outcome:
 def probed(learner: Learner, task: Task) -> Outcome | None:
     """Probe on the processes that the learner needs; None on the others, errors on all."""
     outcome = None
-    with failing_together():
+    with failing_together(), patiently():
         if learner.together or is_main():
             outcome = probe(learner, task)
     return outcome

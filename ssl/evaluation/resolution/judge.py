@@ -19,7 +19,7 @@ from nestling.ssl.config import Config
 from nestling.ssl.data.channels import channels, normalisation
 from nestling.ssl.data.ledger import Ledger
 from nestling.ssl.data.sources.base import ImageSource, Subset
-from nestling.ssl.distributed import failing_together, is_main
+from nestling.ssl.distributed import failing_together, is_main, patiently
 from nestling.ssl.errors import UserError
 from nestling.ssl.evaluation.features import Rows, extract
 from nestling.ssl.evaluation.knn import knn
@@ -77,7 +77,7 @@ class ResolutionJudge:
                 train, classify = self._rows(backbone, self.train, seen_at, device), None
             test = self._rows(backbone, self.val, size, device)
             logger.info(f"judging at {text} pixels")
-            with failing_together():
+            with failing_together(), patiently():
                 if is_main():
                     classify = classify or self._fitted(train, device)
                     accuracies = {**self._by_neighbours(train, test), **self._by_line(classify, test, device)}
@@ -105,7 +105,7 @@ class ResolutionJudge:
             settings.temperature,
             len(self.class_names),
             settings.backend,
-            None,
+            num_threads=1,  # the next size's loader forks, which may hang after a search on several
         )
         return {f"knn/{self.pooling}/{name}": value for name, value in found.items()}
 

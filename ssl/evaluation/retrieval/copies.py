@@ -3,6 +3,7 @@
 Shapes used below: B images, Q queries, N images that are searched, D channels.
 """
 
+import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -129,7 +130,8 @@ def blocks_of(source: ImageSource, folder: str) -> dict[str, list[int]]:
     blocks: dict[str, list[int]] = defaultdict(list)
     root = Path(folder).expanduser()
     for index in range(len(source)):
-        blocks[str(Path(source.path(index)).relative_to(root.absolute()).parent)].append(index)
+        place = os.path.relpath(source.path(index), os.path.abspath(root))  # paths may keep a ..
+        blocks[os.path.dirname(place) or "."].append(index)
     if ORIGINAL not in blocks or len(blocks) < 2:
         raise UserError(
             f"folder={printable(root)} must hold a folder {ORIGINAL} with images and at least one of altered "

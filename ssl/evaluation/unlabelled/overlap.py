@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nestling.ssl.distributed import everyones, failing_together, is_main
+from nestling.ssl.distributed import everyones, failing_together, is_main, patiently
 from nestling.ssl.errors import UserError
 from nestling.ssl.evaluation.features import Rows
 from nestling.ssl.evaluation.knn.backends import resolved
@@ -51,7 +51,7 @@ def overlaps(first: Rows, second: Rows, ks: Sequence[int], backend: str = "auto"
     A k of more than the other images becomes that number, which is said.
     """
     values: dict[str, float] = {}
-    with failing_together():
+    with failing_together(), patiently():
         if is_main():
             kept = [
                 torch.isin(one.indices, other.indices) for one, other in ((first, second), (second, first))

@@ -53,6 +53,21 @@ def test_an_image_is_the_same_as_path_text_pil_and_array(model, tmp_path):
     assert model.embed([]).shape == (0, 32)
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda model: model.embed(picture(), batch_size=0), r"^batch_size=0: "),
+        (lambda model: nestling.load(model.trained.file, size=0), r"^size=0: "),
+        (lambda model: model.embed(7), r"^image 0 is a int; give a path"),
+        (lambda model: model.embed(np.array(7)), r"^image 0"),
+        (lambda model: model.embed([picture(), None]), r"^image 1 is a NoneType; give"),
+    ],
+)
+def test_what_is_no_image_or_no_number_of_them_is_one_sentence(model, call, message):
+    with pytest.raises(UserError, match=message):
+        call(model)
+
+
 def test_vectors_are_those_of_the_backbone_on_what_preprocess_gives(model):
     pixels = torch.stack([model.preprocess(picture(seed)) for seed in range(2)])
     assert pixels.shape == (2, 3, 64, 64)

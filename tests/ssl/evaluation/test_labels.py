@@ -90,7 +90,7 @@ def test_shared_files_have_one_number_that_every_process_gives(tmp_path):
 def test_unknown_classes_are_counted(tmp_path):
     train = Folder(plant(tmp_path / "train", "a/1.png", "b/1.png"))
     val = Folder(plant(tmp_path / "val", "a/1.png", "c/1.png", "c/2.png", "d/1.png"))
-    assert unknown_classes(train, val) == {"c": 2, "d": 1}
+    assert unknown_classes(val, matched_labels(train, val)[1]) == {"c": 2, "d": 1}
 
 
 def test_parts_of_one_source_are_compared_by_number(tmp_path):

@@ -10,7 +10,13 @@ import torch
 from nestling.ssl.config import Config
 from nestling.ssl.errors import UserError
 from nestling.ssl.run import memory
-from nestling.ssl.run.memory import IN_EVALUATION, IN_TRAINING, cgroup_rooms, running_out_explained
+from nestling.ssl.run.memory import (
+    IN_EVALUATION,
+    IN_TRAINING,
+    cgroup_rooms,
+    running_out_explained,
+    running_out_named,
+)
 
 
 def too_much() -> None:
@@ -67,6 +73,18 @@ def test_in_evaluation_other_keys_help():
     assert said(config, IN_EVALUATION).endswith("give knn.batch_size=64 or a knn.size below 224")
     config.knn.batch_size, config.knn.size = 1, 96
     assert said(config, IN_EVALUATION).endswith("give a knn.size below 96")
+
+
+@pytest.mark.parametrize(
+    ("numbers", "advice"),
+    [({"size": 8, "batch_size": 3}, "give size=4 or batch_size=1, smaller"), ({"n": 1}, "give smaller")],
+)
+def test_a_recipe_names_the_keys_of_its_own_that_can_be_lower(numbers, advice):
+    message = rf"^memory ran out \(it asked for 2\.31e\+06 TB more\): {advice} images or a smaller network$"
+    with pytest.raises(UserError, match=message), running_out_named(numbers):
+        too_much()
+    with pytest.raises(KeyError), running_out_named(numbers):
+        raise KeyError
 
 
 def test_a_container_and_those_around_it_limit_the_room(tmp_path):

@@ -80,6 +80,19 @@ def test_a_flip_moves_boxes_and_masks_with_the_pixels(file):
     assert torch.equal(opened(file, flip=1.0).sample(0, JUDGED).image, plain.image)
 
 
+@pytest.mark.parametrize(
+    "segmentation",
+    [
+        *([], [[]], [[1, 2, 3, 4]], [[1, 2, 3, 4, 5, 6, 7]], [["a"] * 6], [1, 2, 3, 4, 5, 6], "text", {}),
+        *({"size": [80, 64], "counts": [64 * 80]}, {"size": [64, 80], "counts": [64 * 80 + 1]}),
+        {"size": [64, 80], "counts": None},
+    ],
+)
+def test_what_can_not_be_drawn_is_refused_before_the_work(file, segmentation):
+    with pytest.raises(UserError, match=r"changed\.json: instance 2 has no segmentation that can be drawn"):
+        opened(changed(file, {}, {"segmentation": segmentation}))
+
+
 def test_an_image_of_another_size_than_said_is_named(file):
     text = file.read_text().replace('"height": 64', '"height": 63')
     file.write_text(text)

@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from image_folder import write_image_folder
 
 from nestling.ssl.data.failures import Failure
 from nestling.ssl.data.loader import EvalBatch
+from nestling.ssl.data.sources.folder import Folder
 from nestling.ssl.errors import UserError
-from nestling.ssl.evaluation.finetuning.data import Mixing, TrainingView, filled, refuse_colors
+from nestling.ssl.evaluation.finetuning.data import Mixing, TrainingView, filled, refuse_colors, sets_of
 from nestling.ssl.evaluation.finetuning.settings import AUGMENTATIONS, Augment
 from nestling.ssl.training import seed_step
 
@@ -74,6 +76,24 @@ def test_readable_images_stand_in_for_unreadable_ones():
     assert images[:, 0, 0, 0].tolist() == [0, 1, 0, 1, 0]
     with pytest.raises(UserError, match=r"no image of a batch can be read, such as a\.png: is empty"):
         filled(EvalBatch(torch.empty(0), pixels[:0], [Failure(0, "a.png", "is empty")]), 5)
+
+
+def test_the_epoch_is_chosen_on_images_of_every_class_that_has_two(tmp_path):
+    several, single, val = (
+        Folder(str(write_image_folder(tmp_path / name, classes=3, per_class=count, size=8)))
+        for name, count in (("several", 8), ("single", 1), ("val", 1))
+    )
+    sets = sets_of(several, val, 0.25, 0)
+    assert sets.choice is not None
+    assert sets.choice.labels.tolist() == [0, 0, 1, 1, 2, 2]
+    paths = [
+        part.source.path(index) for part in (sets.train, sets.choice) for index in range(len(part.labels))
+    ]
+    assert sorted(paths) == [several.path(index) for index in range(24)]
+    with pytest.raises(
+        UserError, match=r"train\.choose_on_train=0\.25 finds no class with two images or more"
+    ):
+        sets_of(single, val, 0.25, 0)
 
 
 def test_colours_of_images_without_are_refused():
