@@ -17,6 +17,7 @@ from nestling.ssl.errors import UserError
 from nestling.ssl.names import printable
 from nestling.ssl.run.loading import find_checkpoint, load_backbone, saved_step
 
+MODEL = "model.safetensors"
 ANYWHERE = ""  # the images of a weights file: whoever judges it must name some
 
 
@@ -68,13 +69,17 @@ class Trained:
 def load_trained(path: str | Path, network: str = "teacher") -> Trained:
     """The backbone of a run directory, of one of its checkpoints, or of a weights file in any known layout.
 
-    A run directory stands for its best checkpoint, else its newest.
+    A run directory stands for its best checkpoint, else its newest, the folder of a fine-tuning or an export
+    for its network.
 
     Raises:
         UserError: nothing is there, it is damaged, or it is in no layout that is known.
     """
     path = Path(path).expanduser()
-    if path.is_dir() and not (path / "config.json").is_file():  # that would be Hugging Face's
+    is_foreign = (path / "config.json").is_file()  # Hugging Face's
+    if (path / MODEL).is_file() and not is_foreign:  # a folder that a fine-tuning or an export left
+        path /= MODEL
+    if path.is_dir() and not is_foreign:
         checkpoint = find_checkpoint(path)
         backbone, config = load_backbone(checkpoint, network)
         file = checkpoint / f"{network}.safetensors"

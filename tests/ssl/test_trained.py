@@ -65,6 +65,7 @@ def test_an_export_of_ours_brings_its_images_settings_but_no_images(tmp_path):
     assert trained.config.knn.crop_ratio == 0.875
     assert trained.config.data.train == ""
     assert trained.title.endswith(f"of {tmp_path}/model.safetensors")
+    assert load_trained(tmp_path).file == trained.file, "its folder stands for it"
 
 
 @pytest.mark.parametrize("network", ["teacher", "student"])
