@@ -77,7 +77,8 @@ def train(
                     losses.append(loss.detach())
 
             gradient_norm = clipped(method, optimizer, config, accelerator)
-            verdict = stopping.agreed(nonfinite.found(losses, gradient_norm))
+            is_last = step + 1 == schedules.num_steps
+            verdict = stopping.agreed(nonfinite.found(losses, gradient_norm), is_last)
             if verdict.is_bad:
                 nonfinite.leave_out(step)
                 forget_gradients(optimizer, accelerator)
@@ -88,7 +89,8 @@ def train(
             journal.step(step, values, gradient_norm, verdict)
             if verdict.code:
                 return verdict.code
-    return stopping.agreed(torch.zeros((), dtype=torch.bool, device=accelerator.device)).code
+    nothing_bad = torch.zeros((), dtype=torch.bool, device=accelerator.device)
+    return stopping.agreed(nothing_bad, is_finished=True).code
 
 
 def repeated(

@@ -59,6 +59,12 @@ class Course:
         """What is left of the epoch at `start`, in steps; 0 where that doesn't fill one."""
         return (self._epoch_length - self.start.seen_in_epoch) // self.global_batch
 
+    @property
+    def left_over(self) -> int:
+        """Images that the epoch at `start` still had, where they fill no step: it is over there; else 0."""
+        rest = self._epoch_length - self.start.seen_in_epoch
+        return rest if self.start.seen_in_epoch and rest < self.global_batch else 0
+
     def at(self, step: int) -> Place:
         """Where the run stands after `step` finished steps, at least those of `start`."""
         start, done = self.start, step - self.start.step
@@ -79,17 +85,22 @@ class Course:
 
     def position_at(self, step: int) -> float:
         """Where schedules stand: steps of this batch that would have led there; `step` if all were of it."""
-        return self._position_in_images(step) / self.global_batch
+        return self._position_in_images(self.at(step)) / self.global_batch
 
     def passes(self, finished: int, interval: int) -> bool:
-        """Whether the step that ended last reached a multiple of `interval` in steps of this batch."""
-        images = interval * self.global_batch
-        before, after = (self._position_in_images(step) for step in (finished - 1, finished))
+        """Whether what ended last reached a multiple of `interval` in steps of this batch.
+
+        That is a step, or at `start` the epoch that has images left over.
+        """
+        images, after = interval * self.global_batch, self._position_in_images(self.at(finished))
+        if finished > self.start.step:
+            before = self._position_in_images(self.at(finished - 1))
+        else:  # smaller batches may have gone beyond the whole steps of this one
+            before = min(self._position_in_images(self.start), after - bool(self.left_over))
         return after // images > before // images
 
-    def _position_in_images(self, step: int) -> int:
+    def _position_in_images(self, place: Place) -> int:
         # Whole numbers as long as possible, so that an unchanged run gets its steps back exactly.
-        place = self.at(step)
         return place.epoch * self.steps_per_epoch * self.global_batch + place.seen_in_epoch
 
     def slice_at(self, step: int) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 from nestling.ssl.config import Config
@@ -25,6 +26,21 @@ def facts(course: Course, config: Config, num_processes: int) -> dict[str, int]:
     }
 
 
+def refuse_foreign(checkpoint: Path, trainer: Mapping[str, Any], known: Mapping[str, int]) -> None:
+    """Refuse to go on from a checkpoint whose `trainer` doesn't tell all that this version needs of it.
+
+    Raises:
+        UserError: with what is missing.
+    """
+    needed = (*(field.name for field in fields(Place)), *known, "best", "scaler")
+    missing = [name for name in needed if name not in trainer]
+    if missing:
+        raise UserError(
+            f"{printable(checkpoint)} was written by another version of nestling, its trainer.json lacks "
+            f"{', '.join(missing)}: start anew with overwrite=true, or give another out"
+        )
+
+
 def composition(fact: Mapping[str, int]) -> str:
     """A global batch in words, as in 8 = 4 images x 1 micro-batch x 2 processes."""
     accumulation, processes = fact["accumulation"], fact["num_processes"]
@@ -38,7 +54,8 @@ def continued(course: Course, config: Config, now: Mapping[str, int], trainer: M
     """The same course from the place on that a checkpoint's `trainer` records; changes are said.
 
     Raises:
-        UserError: there are other images than the run began with.
+        UserError: there are other images than the run began with, or its last epoch has too few left for
+            a step of another batch.
     """
     run = f"the run in out={printable(config.out)}"
     if trainer["num_images"] != course.num_images:
@@ -49,10 +66,27 @@ def continued(course: Course, config: Config, now: Mapping[str, int], trainer: M
     course = replace(course, start=Place(**{field.name: trainer[field.name] for field in fields(Place)}))
     before = replace(course, global_batch=trainer["global_batch"])
     old, new = composition(trainer), composition(now)
+    if course.num_steps == course.start.step < before.num_steps:
+        raise UserError(f"{run} {too_large(course, new, now)}")
     if old != new and course.start.step < before.num_steps:
         begin = f"{run} goes on after step {course.start.step} with"
         logger.warning(f"{begin} {difference(before, course, old, new, config)}")
     return course
+
+
+def too_large(course: Course, batch: str, now: Mapping[str, int]) -> str:
+    """That a global batch is larger than what is left of the last epoch, and which one isn't."""
+    left, parts = course.left_over, now["accumulation"] * now["num_processes"]
+    size = left // parts
+    largest, way = (
+        (size * parts, f"train.batch_size={size}")
+        if size
+        else (left, "with fewer processes or less train.accumulation")
+    )
+    return (
+        f"has {left} images left of its last epoch, too few for a step of the global batch {batch}: "
+        f"the largest that still fills one is {largest} ({way})"
+    )
 
 
 def difference(before: Course, after: Course, old: str, new: str, config: Config) -> str:
@@ -64,6 +98,12 @@ def difference(before: Course, after: Course, old: str, new: str, config: Config
             "same images on the same schedules, but batch norms and drop path see other parts of them at a "
             "time, so numbers may differ"
         )
+    if after.left_over and after.epoch_images is None:
+        epoch = f"The last {after.left_over} images of this epoch are left out, as they fill no step"
+    elif after.left_over:
+        epoch = f"This epoch ends {after.left_over} images early, as they fill no step"
+    else:
+        epoch = "What this epoch has not seen yet comes next"
     optim = config.optim
     rates = [
         f"{peak_learning_rate(optim.lr, optim.lr_scaling, course.global_batch):.3e}"
@@ -72,6 +112,5 @@ def difference(before: Course, after: Course, old: str, new: str, config: Config
     return (
         f"another global batch: {new}, it was {old}; steps per epoch {before.steps_per_epoch} -> "
         f"{after.steps_per_epoch}, steps left {' -> '.join(left)}, peak learning rate {' -> '.join(rates)} "
-        f"(optim.lr_scaling={optim.lr_scaling}). What this epoch has not seen yet comes next, and all "
-        "schedules go on by images seen"
+        f"(optim.lr_scaling={optim.lr_scaling}). {epoch}; all schedules go on by images seen"
     )

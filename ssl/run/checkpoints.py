@@ -40,6 +40,7 @@ logger = logging.getLogger("nestling")
 
 TENSORS = ("student", "teacher", "terms")
 LAST, BEST = "last", "best"
+KEPT = "kept"  # an empty file that keeps a checkpoint for good
 DAMAGES = (SafetensorError, UnpicklingError, RuntimeError, ValueError, EOFError)
 
 
@@ -88,10 +89,15 @@ def save(checkpoint: Checkpoint, run: Path, keep_last: int, is_best: bool) -> Pa
     return final
 
 
+def folder_of(run: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies, if it was saved."""
+    return run / "checkpoints" / f"step_{step:08d}"
+
+
 def write(checkpoint: Checkpoint, run: Path) -> Path:
     """Write the folder of `checkpoint`: complete, or nothing is left of it."""
     folder = run / "checkpoints"
-    final = folder / f"step_{checkpoint.trainer['step']:08d}"
+    final = folder_of(run, checkpoint.trainer["step"])
     draft = folder / f".{final.name}.writing"
     clear_litter(run)
     try:
@@ -248,10 +254,16 @@ def rotate(run: Path, keep_last: int) -> None:
         remove(path)
 
 
+def keep(path: Path) -> None:
+    """Let a checkpoint that is saved already be kept for good."""
+    with replaced(path / KEPT) as draft:
+        draft.touch()
+
+
 def _is_kept(path: Path) -> bool:
     """Whether it was saved to be kept for good; one that can't say so is damaged."""
     try:
-        return bool(load_trainer(path).get("kept"))
+        return (path / KEPT).exists() or bool(load_trainer(path).get("kept"))
     except UserError:
         return False
 

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -17,13 +18,11 @@ from nestling.ssl.errors import UserError
 from nestling.ssl.monitors import CollapseMonitor, Throughput, Window
 from nestling.ssl.run.nonfinite import has_broken_weights
 from nestling.ssl.run.progress import RunProgress
-from nestling.ssl.run.run import Run
+from nestling.ssl.run.run import LEFT_OUT, Run
 from nestling.ssl.run.stopping import Verdict
 from nestling.ssl.schedules import Schedules, StepValues
 
 logger = logging.getLogger("nestling")
-
-LEFT_OUT = "judging_left_out"  # in the last line of a run that was stopped where judging was due
 
 Judge = Callable[[Backbone], Mapping[str, float]]
 
@@ -68,8 +67,6 @@ class Journal:
         try:
             with self._progress:
                 self._ledger.keep_in(self.run.path)
-                if not self._course.ends_epoch(first_step):
-                    self._replaced_in_epoch = self.run.logged_at(first_step).get("replaced_images", 0)
                 if first_step == 0:
                     self.run.log(0, {"epoch": 0.0, "images_seen": 0, **self._judged(0)})
                 else:
@@ -93,36 +90,35 @@ class Journal:
         self._replaced += batch.replaced
 
     def step(self, index: int, values: StepValues, gradient_norm: Tensor, verdict: Verdict) -> None:
-        """Log, judge and save what is due after the step `index`, counted from 0.
+        """Log, save and judge what is due after the step `index`, counted from 0.
 
-        A stop saves without judging, which may take longer than a launcher waits: it is made up for later.
+        Judging may take longer than a launcher waits after its signal, so it comes last; whoever stops before
+        it or is killed in it leaves that to the next start.
         """
         finished, config = index + 1, self.run.config
         self._skipped_steps += verdict.is_bad
         self._gradients.add({"gradient_norm": gradient_norm})
         self._progress.step(finished)
         due = self.judge is not None and self._is_due(finished, config.knn.every)
-        judging = due and verdict.code == 0
         saving = self._is_due(finished, config.train.checkpoint_every) or verdict.code != 0
         epoch_ends = self._course.ends_epoch(finished)
-        if not (index == 0 or finished % config.log.every == 0 or epoch_ends or judging or saving):
+        if not (index == 0 or finished % config.log.every == 0 or epoch_ends or due or saving):
             return
         record = {
             **self._read(finished, values),
             "replaced_images": self._exchanged(),
             "skipped_steps": self._skipped_steps,
         }
-        if due and not judging:
-            record[LEFT_OUT] = True
         self._skipped_steps = 0
         if epoch_ends:
             self._end_epoch(finished)
-        accuracies = self._judged(finished) if judging else {}
-        self.run.log(finished, {**record, **accuracies})
+        self.run.log(finished, record | ({LEFT_OUT: True} if due else {}))
         self.run.check()
         if saving:
             self._refuse_broken_weights(finished)
-            self.run.checkpoint(finished, self.method, self.optimizer, deciding(accuracies))
+            self.run.checkpoint(finished, self.method, self.optimizer)
+        if due and verdict.code == 0:
+            self._judge(finished, record)
         self.throughput.reset()
 
     def _exchanged(self) -> int:
@@ -140,11 +136,26 @@ class Journal:
         self._replaced_in_epoch = 0
 
     def _make_up(self, finished: int) -> None:
-        """Judge the step that a run goes on from, where the stop after it left that out."""
+        """Do what is still due after the step that a run goes on from.
+
+        That is its judgement, where a stop or a kill left that out, and the end of its epoch, where no step
+        of the batch fits into that any more.
+        """
         record = self.run.logged_at(finished)
-        if self.judge is not None and record.pop(LEFT_OUT, False):
-            found = self._judged(finished)
-            self.run.judged_later(finished, {**record, **found}, deciding(found))
+        self.run.remember(deciding(record))  # its checkpoint, saved before it was judged, doesn't know
+        due = record.pop(LEFT_OUT, False)
+        if not self._course.ends_epoch(finished) or self._course.left_over:
+            self._replaced_in_epoch = record.get("replaced_images", 0)
+        if self._course.left_over:
+            self._end_epoch(finished)
+            due = bool(record) and (due or self._is_due(finished, self.run.config.knn.every))
+            record["epoch"] = self._course.epoch_at(finished)
+        if due and self.judge is not None:
+            self._judge(finished, record)
+
+    def _judge(self, finished: int, record: Mapping[str, Any]) -> None:
+        found = self._judged(finished)
+        self.run.judged(finished, record, found, deciding(found))
 
     def _is_due(self, finished: int, every_epochs: float) -> bool:
         """Whether something that comes every so many epochs comes after `finished` steps; 0: never."""

@@ -24,6 +24,8 @@ from nestling.ssl.run.writing import CheckpointWriter
 
 logger = logging.getLogger("nestling")
 
+LEFT_OUT = "judging_left_out"  # in the log's last line while its step is still to be judged
+
 
 class Run:
     """Claims `config.out` and writes everything that a run leaves there.
@@ -70,9 +72,9 @@ class Run:
             old: Any = OmegaConf.to_container(OmegaConf.load(resumed_from / directory.CONFIG))
             began = flat(asdict(Config(terms={}))) | flat(old)  # a key it didn't know had today's default
             directory.refuse_changes(began, flat(asdict(self.config)), self.config.out)
-            course = changes.continued(
-                course, self.config, self.facts, checkpoints.load_trainer(resumed_from)
-            )
+            trainer = checkpoints.load_trainer(resumed_from)
+            changes.refuse_foreign(resumed_from, trainer, self.facts)
+            course = changes.continued(course, self.config, self.facts, trainer)
         directory.write_json(self.path / directory.ENVIRONMENT, directory.environment())
         plain = replace(self.config, resume="never", overwrite=False)
         with replaced(self.path / directory.CONFIG) as draft:
@@ -98,6 +100,8 @@ class Run:
             if self.is_main:
                 checkpoints.recover(self.path, self.resumed_from)
                 resumed = self.resumed_from is not None
+                if self.resumed_from is not None and self._keeps(self.course.start.epoch, step):
+                    checkpoints.keep(self.resumed_from)  # a larger batch ends its epoch late
                 self._log = JsonLog(self.path / directory.LOG, last_step=step if resumed else None)
         return step
 
@@ -106,7 +110,8 @@ class Run:
         if self._log is not None:
             self._log.write({"step": step, **record})
         if self.config.log.trackers:
-            self.accelerator.log(dict(record), step=step)
+            told = {name: value for name, value in record.items() if name != LEFT_OUT}
+            self.accelerator.log(told, step=step)
 
     def logged_at(self, step: int) -> dict[str, Any]:
         """The record of a step, the same on all processes; {} where a full disk kept it from the log."""
@@ -117,40 +122,46 @@ class Run:
         broadcast_object_list(found)
         return found[0]
 
-    def judged_later(self, step: int, record: Mapping[str, Any], knn: float | None) -> None:
-        """Put `record` in the place of the log's last line, which a stop after `step` left without judgement.
+    def judged(
+        self, step: int, record: Mapping[str, Any], found: Mapping[str, float], knn: float | None
+    ) -> None:
+        """Complete the log's last line, `record`, by what was `found` after `step`.
 
-        `knn` is the accuracy in it, which may make the checkpoint that the run goes on from the best.
+        Where `knn` is the best accuracy so far and the step was saved, `best` points at it first: whoever is
+        killed before the line is complete judges again.
+
+        Raises:
+            UserError: on every process alike, where the step could not be saved or `best` not be written.
         """
-        with failing_together():
+        is_best = step == self._saved_step and self.remember(knn)
+        with failing_together(), patiently():
+            if is_best and self.is_main:
+                self._writer.point_best_at(step)
             if self._log is not None:
-                self._log.close()
-                self._log = JsonLog(self.path / directory.LOG, last_step=step - 1)
-                self._log.write({"step": step, **record})
+                self._log.complete({"step": step, **record, **found})
         if self.config.log.trackers:
-            self.accelerator.log(dict(record), step=step)
-        if self._is_best(knn) and self.is_main and self.resumed_from is not None:
-            checkpoints.point(self.path, checkpoints.BEST, self.resumed_from)
+            self.accelerator.log(dict(found), step=step)
 
-    def _is_best(self, knn: float | None) -> bool:
-        """Whether that is the best accuracy so far, which is then remembered."""
+    def remember(self, knn: float | None) -> bool:
+        """Take note of the accuracy of a step that is saved; whether it is the best so far."""
         is_best = knn is not None and (self.best is None or knn >= self.best)
         self.best = knn if is_best else self.best
         return is_best
 
-    def checkpoint(
-        self, step: int, method: SelfDistillation, optimizer: Optimizer, knn: float | None
-    ) -> None:
-        """Save after `step` finished steps; `knn` is the accuracy measured there, if it was.
+    def _keeps(self, epoch: int, step: int) -> bool:
+        """Whether the checkpoint of `step` is the first since `epoch` that is to be kept for good."""
+        every = self.config.train.keep_every
+        return every > 0 and self.course.at(step).epoch // every > epoch // every
+
+    def checkpoint(self, step: int, method: SelfDistillation, optimizer: Optimizer) -> None:
+        """Save after `step` finished steps.
 
         It is copied now and written while training goes on.
 
         Raises:
             UserError: on every process alike, where the one before could not be written.
         """
-        is_best = self._is_best(knn)
-        every, epochs = self.config.train.keep_every, self.course.at(step).epoch
-        is_kept = every > 0 and epochs // every > self.course.at(self._saved_step).epoch // every
+        is_kept = self._keeps(self.course.at(self._saved_step).epoch, step)
         self._saved_step = step
         with failing_together(), patiently():
             if self.is_main:
@@ -158,7 +169,7 @@ class Run:
         states, are_copies = sharding.gathered(method, optimizer, self.is_main), sharding.is_applied(method)
         with failing_together():
             if self.is_main:
-                self._writer.write(self._content(step, states, is_kept), is_best, are_copies)
+                self._writer.write(self._content(step, states, is_kept), are_copies)
 
     def _content(self, step: int, states: Mapping[str, Any], is_kept: bool) -> checkpoints.Checkpoint:
         """What is saved; without sharding, still shared with training."""

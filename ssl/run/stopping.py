@@ -43,14 +43,16 @@ class Stopping:
         self._code = 0
         self._agreed = False
 
-    def agreed(self, is_bad: Tensor) -> Verdict:
+    def agreed(self, is_bad: Tensor, is_finished: bool = False) -> Verdict:
         """What holds on any process; costs one wait for the device and, with others, one small message.
+
+        Hours that are over stop no run that `is_finished`.
 
         Shape:
             is_bad: (), bool, on the device of the process
         """
         code = self._code
-        if not code and self._end is not None and time.monotonic() >= self._end:
+        if not code and not is_finished and self._end is not None and time.monotonic() >= self._end:
             code = TIME_IS_UP
         if is_distributed():
             flags = largest(torch.stack([is_bad.float(), torch.tensor(float(code)).to(is_bad.device)]))

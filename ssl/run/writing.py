@@ -34,7 +34,7 @@ class CheckpointWriter:
         self._error: Exception | None = None
         self._giving_up = Event()
 
-    def write(self, checkpoint: Checkpoint, is_best: bool, is_copy: bool = False) -> None:
+    def write(self, checkpoint: Checkpoint, is_copy: bool = False) -> None:
         """Copy `checkpoint`, unless it is a copy, and begin to save it, once the one before is saved.
 
         Raises:
@@ -42,8 +42,22 @@ class CheckpointWriter:
         """
         self.wait()
         own = checkpoint if is_copy else checkpoint.copied()
-        self._thread = Thread(target=self._save, args=(own, is_best), name="checkpoint")
+        self._thread = Thread(target=self._save, args=(own,), name="checkpoint")
         self._thread.start()
+
+    def point_best_at(self, step: int) -> None:
+        """Let `best` name the checkpoint of `step` as soon as that is saved; then the old best may go.
+
+        Raises:
+            UserError: the checkpoint could not be saved, or the pointer not be written.
+        """
+        self.wait()
+        final = checkpoints.folder_of(self._run, step)
+        self._tried(
+            "the pointer to the best checkpoint",
+            len(final.name),
+            lambda: checkpoints.settle(self._run, final, self._keep_last, is_best=True),
+        )
 
     def wait(self) -> None:
         """Return when nothing is being saved any more.
@@ -78,14 +92,15 @@ class CheckpointWriter:
         except UserError as error:
             logger.error(str(error))
 
-    def _save(self, checkpoint: Checkpoint, is_best: bool) -> None:
+    def _save(self, checkpoint: Checkpoint) -> None:
+        what = f"the checkpoint of step {checkpoint.trainer['step']}", checkpoint.num_bytes()
         try:
-            final = self._tried(checkpoint, lambda: checkpoints.write(checkpoint, self._run))
-            self._tried(checkpoint, lambda: checkpoints.settle(self._run, final, self._keep_last, is_best))
+            final = self._tried(*what, lambda: checkpoints.write(checkpoint, self._run))
+            self._tried(*what, lambda: checkpoints.settle(self._run, final, self._keep_last, is_best=False))
         except Exception as error:
             self._error = error
 
-    def _tried(self, checkpoint: Checkpoint, action: Callable[[], Result]) -> Result:
+    def _tried(self, what: str, num_bytes: int, action: Callable[[], Result]) -> Result:
         """Do it, where the disk is full again and again if so configured."""
         waited = False
         while True:
@@ -96,7 +111,7 @@ class CheckpointWriter:
                 number = disk.reason(error)
                 if number is None:
                     raise
-                told = self._told(checkpoint, number)
+                told = self._told(what, num_bytes, number)
                 if number not in disk.FULL or not self._waits or self._giving_up.is_set():
                     last = checkpoints.pointed(self._run, checkpoints.LAST)
                     kept = f"{last.name} is whole" if last is not None else "none was saved before"
@@ -106,12 +121,12 @@ class CheckpointWriter:
             waited = True
             self._giving_up.wait(SECONDS_BETWEEN_TRIES)
         if waited:
-            logger.info(f"there is room again for the checkpoint of step {checkpoint.trainer['step']}")
+            logger.info(f"there is room again for {what}")
         return result
 
-    def _told(self, checkpoint: Checkpoint, number: int) -> str:
-        needed, free = disk.size(checkpoint.num_bytes()), disk.size(disk.free_bytes(self._run))
+    def _told(self, what: str, num_bytes: int, number: int) -> str:
+        needed, free = disk.size(num_bytes), disk.size(disk.free_bytes(self._run))
         return (
-            f"the checkpoint of step {checkpoint.trainer['step']} can't be written to "
-            f"out={printable(self._run)}: {os.strerror(number).lower()} (it takes {needed}, {free} are free)"
+            f"{what} can't be written to out={printable(self._run)}: {os.strerror(number).lower()} "
+            f"(it takes {needed}, {free} are free)"
         )

@@ -146,6 +146,17 @@ def test_what_comes_every_epoch_or_part_of_one_still_does_after_a_change():
         )
 
 
+def test_an_epoch_that_is_cut_short_at_the_start_ends_there_once():
+    for batches, stop in product(((4, 12), (3, 16), (4, 30), (2, 3)), range(1, 12)):
+        course = Course(40, batches[0], EPOCHS)
+        after = changed(course, (stop, batches[1]))[-1]
+        rest, whole = 40 - after.start.seen_in_epoch, after.steps_per_epoch
+        cut = bool(after.start.seen_in_epoch) and rest < batches[1]
+        assert after.left_over == (rest if cut else 0)
+        assert after.passes(stop, whole) == cut, "no other start is an end by itself"
+        assert replace(course, start=course.at(stop)).left_over == 0
+
+
 def schedules(course: Course) -> Schedules:
     config = Config(
         train=Train(epochs=EPOCHS),

@@ -15,7 +15,7 @@ from nestling.ssl.data.order import epoch_order
 from nestling.ssl.errors import Stopped, UserError
 from nestling.ssl.pretraining import pretrain
 from nestling.ssl.run import checkpoints
-from nestling.ssl.run.changes import composition, continued, facts
+from nestling.ssl.run.changes import composition, continued, facts, refuse_foreign
 from nestling.ssl.run.log import read
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -52,6 +52,7 @@ def teacher(run: Path) -> dict[str, torch.Tensor]:
 def test_a_run_stopped_in_mid_epoch_goes_on_with_other_batches(image_folder, tmp_path, monkeypatch, capsys):
     shown: dict[Path, list[int]] = {}
     following, run, copy = TrainLoader.__next__, tmp_path / "run", tmp_path / "copy"
+    cut = tmp_path / "cut"
 
     def remember(self: TrainLoader) -> object:
         batch = following(self)
@@ -73,7 +74,8 @@ def test_a_run_stopped_in_mid_epoch_goes_on_with_other_batches(image_folder, tmp
     ):
         assert fact in said, said
     shutil.copytree(run, copy)
-    shown[copy] = list(shown[run])
+    shutil.copytree(run, cut)
+    shown[copy], shown[cut] = list(shown[run]), list(shown[run])
 
     pretrain(config(data, run, 8))
     assert "global batch 8 = 8 images x 1 micro-batch x 1 process; steps: 3 per epoch, 7 in all" in (
@@ -95,6 +97,18 @@ def test_a_run_stopped_in_mid_epoch_goes_on_with_other_batches(image_folder, tmp
     assert shown[copy] == shown[run]
     once, twice = teacher(run), teacher(copy)
     assert all(torch.equal(once[name], twice[name]) for name in once)
+
+    out = cut  # by a batch that doesn't fit into the rest of its epoch
+    pretrain(config(data, cut, 18, keep_every=1, keep_last=1))
+    assert (
+        "The last 17 images of this epoch are left out, as they fill no step; all" in capsys.readouterr().out
+    )
+    assert shown[cut] == orders[0][: 4 + 6] + orders[1][:18]
+    records = read(cut / "log.jsonl")
+    assert [record["step"] for record in records] == [0, 1, 2, 3]
+    assert [record["epoch"] for record in records if "knn/cls/top1_k3" in record] == [0, 1, 2]
+    assert [path.name for path in checkpoints.saved(cut)] == ["step_00000002", "step_00000003"]
+    assert (checkpoints.saved(cut)[0] / checkpoints.KEPT).exists(), "as the end of its epoch"
 
     with pytest.raises(UserError, match=r"began with train\.epochs=2, now it is 3: give the old value"):
         pretrain(config(data, copy, 8, epochs=3))
@@ -129,6 +143,36 @@ def test_nothing_is_said_where_nothing_changed_or_nothing_is_left(tmp_path, capl
     finished = continued(course, settings, now, trainer(other, other.num_steps, settings, 1))
     assert finished.num_steps == other.num_steps, "a finished run stays finished"
     assert not caplog.records
+
+
+def test_a_batch_that_leaves_the_last_epoch_without_a_step_is_refused_with_one_that_does_not(tmp_path):
+    begun, settings = Course(36, 4, 1), config(tmp_path, tmp_path, 8, accumulation=2)
+    before = trainer(begun, 5, config(tmp_path, tmp_path, 4), 1)  # 16 left
+    with pytest.raises(UserError) as caught:
+        continued(Course(36, 32, 1), settings, facts(Course(36, 32, 1), settings, 2), before)
+    assert str(caught.value).endswith(
+        "has 16 images left of its last epoch, too few for a step of the global batch 32 = 8 images x "
+        "2 micro-batches x 2 processes: the largest that still fills one is 16 (train.batch_size=4)"
+    )
+    fits = Course(36, 16, 1)
+    assert continued(fits, settings, facts(fits, settings, 2), before).num_steps == 6
+    nearly = trainer(begun, 8, config(tmp_path, tmp_path, 4), 1)  # 4 left, which is less than a 1 x 3 x 2
+    settings.train.accumulation, course = 3, Course(36, 6, 1)
+    with pytest.raises(
+        UserError, match=r"fills one is 4 \(with fewer processes or less train\.accumulation\)"
+    ):
+        continued(course, settings, facts(course, settings, 2), nearly)
+
+
+def test_a_checkpoint_that_lacks_what_is_needed_is_refused_by_its_name(tmp_path):
+    course, settings = Course(23, 8, 2), config(tmp_path, tmp_path, 8)
+    known = facts(course, settings, 1)
+    whole = {**trainer(course, 3, settings, 1), "best": None, "scaler": None}
+    refuse_foreign(tmp_path / "step_3", whole, known)
+    for name in whole:
+        other = {key: value for key, value in whole.items() if key != name}
+        with pytest.raises(UserError, match=rf"step_3 was written by another version .* lacks {name}: start"):
+            refuse_foreign(tmp_path / "step_3", other, known)
 
 
 def test_a_batch_is_told_by_what_multiplies_to_it(tmp_path):

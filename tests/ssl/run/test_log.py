@@ -1,5 +1,6 @@
 import json
 import math
+import os
 
 import pytest
 from full_disks import files_of_at_most
@@ -51,6 +52,45 @@ def test_on_a_full_disk_lines_wait_and_none_is_lost_or_torn(tmp_path, caplog):
     assert [record["step"] for record in read(path)] == [0, 1, 2, 3, 4]
     assert len(path.read_text().splitlines()) == 5
     assert caplog.text.count("waits for room: File too large") == 1
+
+
+def test_a_completed_line_takes_the_place_of_the_last_in_one_go(tmp_path, monkeypatch):
+    path = tmp_path / "log.jsonl"
+    log = JsonLog(path)
+    for step in (0, 1):
+        log.write({"step": step, "due": True})
+    seen, replace = [], os.replace
+    monkeypatch.setattr(os, "replace", lambda *paths: (seen.append(read(path)), replace(*paths)))
+    log.complete({"step": 1, "knn": 0.5})
+    log.write({"step": 2})
+    log.close()
+    assert seen == [[{"step": 0, "due": True}, {"step": 1, "due": True}]], "until then the old one was there"
+    assert read(path) == [{"step": 0, "due": True}, {"step": 1, "knn": 0.5}, {"step": 2}]
+
+
+@pytest.mark.parametrize("room", [30, 50], ids=["the line itself waits", "the line was there"])
+def test_on_a_full_disk_a_completed_line_waits_and_the_old_one_stays(room, tmp_path, caplog):
+    path = tmp_path / "log.jsonl"
+    log = JsonLog(path)
+    log.write({"step": 0})
+    with files_of_at_most(room):
+        log.write({"step": 1, "due": True})
+        log.complete({"step": 1, "knn": 0.5, "accuracies": "many"})
+        log.write({"step": 2})
+        assert path.read_text() == '{"step": 0}\n{"step": 1, "due": true}\n'[:room]
+        log.close()
+        assert "lacks its last lines (2)" in caplog.text
+    log = JsonLog(tmp_path / "other.jsonl")
+    log.write({"step": 0})
+    with files_of_at_most(room):
+        log.write({"step": 1, "due": True})
+        log.complete({"step": 1, "knn": 0.5, "accuracies": "many"})
+        log.write({"step": 2})
+    log.write({"step": 3})
+    log.close()
+    assert [record["step"] for record in read(tmp_path / "other.jsonl")] == [0, 1, 2, 3]
+    assert read(tmp_path / "other.jsonl")[1] == {"step": 1, "knn": 0.5, "accuracies": "many"}
+    assert caplog.text.count("waits for room: File too large") == 2
 
 
 def test_lines_that_found_no_room_at_the_end_are_counted(tmp_path, caplog):

@@ -72,6 +72,7 @@ def test_outside_the_main_thread_signals_are_left_alone():
 
 def test_hours_that_are_over_ask_too():
     assert Stopping(max_hours=0).agreed(FINE) == (False, stopping.TIME_IS_UP)
+    assert Stopping(max_hours=0).agreed(FINE, is_finished=True) == (False, 0)
     asked = Stopping(max_hours=0.1 / 3600)
     assert asked.agreed(FINE) == (False, 0)
     time.sleep(0.15)

@@ -30,7 +30,7 @@ def litter(run):
 def test_what_training_does_next_does_not_reach_the_file(tmp_path):
     content = small_checkpoint(1, numbers=2_000_000)
     writer = CheckpointWriter(tmp_path, keep_last=2, on_full_disk="stop")
-    writer.write(content, is_best=False)
+    writer.write(content)
     for tensors in (content.student, content.teacher, content.terms, content.optimizer["state"][0]):
         for tensor in tensors.values():
             tensor.fill_(-1)
@@ -48,9 +48,9 @@ def test_what_training_does_next_does_not_reach_the_file(tmp_path):
 
 def test_training_goes_on_while_a_checkpoint_is_written(tmp_path):
     writer = CheckpointWriter(tmp_path, keep_last=1, on_full_disk="stop")
-    writer.write(small_checkpoint(1, numbers=5_000_000), is_best=False)
+    writer.write(small_checkpoint(1, numbers=5_000_000))
     assert names(tmp_path) == [], "it is not there yet when the call returns"
-    writer.write(small_checkpoint(2), is_best=False)
+    writer.write(small_checkpoint(2))
     assert "step_00000001" in names(tmp_path), "the second waited for the first"
     writer.wait()
     assert names(tmp_path) == ["step_00000002"]
@@ -69,16 +69,16 @@ def test_random_numbers_and_threads_stay_as_they_are(tmp_path):
 
     before = state()
     writer = CheckpointWriter(tmp_path, keep_last=1, on_full_disk="stop")
-    writer.write(small_checkpoint(1), is_best=True)
+    writer.write(small_checkpoint(1))
     writer.wait()
     assert state() == before
 
 
 def test_an_error_of_the_thread_is_raised_by_the_next_call(tmp_path):
     (tmp_path / "checkpoints").write_text("in the way")
-    for ending in (lambda writer: writer.wait(), lambda writer: writer.write(small_checkpoint(2), False)):
+    for ending in (lambda writer: writer.wait(), lambda writer: writer.write(small_checkpoint(2))):
         writer = CheckpointWriter(tmp_path, keep_last=1, on_full_disk="wait")
-        writer.write(small_checkpoint(1), is_best=False)
+        writer.write(small_checkpoint(1))
         with pytest.raises(
             UserError, match=r"step 1 can't be written to out=.*: (not a directory|file exists)"
         ):
@@ -88,11 +88,11 @@ def test_an_error_of_the_thread_is_raised_by_the_next_call(tmp_path):
 
 def test_an_error_of_the_thread_can_be_asked_for_without_waiting(tmp_path):
     writer = CheckpointWriter(tmp_path, keep_last=1, on_full_disk="stop")
-    writer.write(small_checkpoint(1), is_best=False)
+    writer.write(small_checkpoint(1))
     writer.check()
     writer.wait()
     with files_of_at_most(1000):
-        writer.write(small_checkpoint(2, numbers=50_000), is_best=False)
+        writer.write(small_checkpoint(2, numbers=50_000))
         while writer._thread.is_alive():
             time.sleep(0.01)
         with pytest.raises(UserError, match="step 2 can't be written"):
@@ -102,24 +102,43 @@ def test_an_error_of_the_thread_can_be_asked_for_without_waiting(tmp_path):
 def test_a_run_that_fails_tells_the_error_of_its_checkpoint_without_raising(tmp_path, caplog):
     (tmp_path / "checkpoints").write_text("in the way")
     writer = CheckpointWriter(tmp_path, keep_last=1, on_full_disk="stop")
-    writer.write(small_checkpoint(1), is_best=False)
+    writer.write(small_checkpoint(1))
     writer.give_up()
     assert "the checkpoint of step 1 can't be written" in caplog.text
 
 
+def test_best_moves_once_the_checkpoint_is_whole_and_only_then_the_old_best_goes(tmp_path):
+    writer = CheckpointWriter(tmp_path, keep_last=1, on_full_disk="stop")
+    for step in (1, 2):
+        writer.write(small_checkpoint(step))
+        writer.point_best_at(step) if step == 1 else writer.wait()
+    assert names(tmp_path) == ["step_00000001", "step_00000002"]
+    writer.write(small_checkpoint(3, numbers=5_000_000))
+    assert checkpoints.pointed(tmp_path, checkpoints.BEST).name == "step_00000001"
+    writer.point_best_at(3)
+    assert checkpoints.pointed(tmp_path, checkpoints.BEST).name == "step_00000003"
+    assert names(tmp_path) == ["step_00000003"]
+    (tmp_path / checkpoints.BEST).unlink()
+    (tmp_path / checkpoints.BEST).mkdir()
+    with pytest.raises(
+        UserError, match=r"the pointer to the best checkpoint can't be written to out=.*step_00000003"
+    ):
+        writer.point_best_at(3)
+
+
 def test_a_full_disk_leaves_the_last_good_one_and_says_what_it_takes(tmp_path):
     writer = CheckpointWriter(tmp_path, keep_last=1, on_full_disk="stop")
-    writer.write(small_checkpoint(1), is_best=True)
-    writer.wait()
+    writer.write(small_checkpoint(1))
+    writer.point_best_at(1)
     for limit in (20, 300, 4000, 100_000, 250_000):  # within each kind of file
         with files_of_at_most(limit):
-            writer.write(small_checkpoint(2, numbers=50_000), is_best=True)
+            writer.write(small_checkpoint(2, numbers=50_000))
             with pytest.raises(
                 UserError,
                 match=r"step 2 can't be written .*: file too large \(it takes 800 kB, .* are free\); "
                 r"step_00000001 is whole",
             ):
-                writer.wait()
+                writer.point_best_at(2)
         assert litter(tmp_path) == []
         assert names(tmp_path) == ["step_00000001"]
         for pointer in (checkpoints.LAST, checkpoints.BEST):
@@ -132,7 +151,7 @@ def test_a_full_disk_can_be_waited_for(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(writing, "SECONDS_BETWEEN_TRIES", 0.02)
     writer = CheckpointWriter(tmp_path, keep_last=1, on_full_disk="wait")
     with files_of_at_most(1000):
-        writer.write(small_checkpoint(1, numbers=50_000), is_best=False)
+        writer.write(small_checkpoint(1, numbers=50_000))
         time.sleep(0.3)
         assert names(tmp_path) == []
     writer.wait()
@@ -146,7 +165,7 @@ def test_a_full_disk_can_be_waited_for(tmp_path, caplog, monkeypatch):
 def test_a_run_that_fails_does_not_wait_for_room(tmp_path, caplog):
     writer = CheckpointWriter(tmp_path, keep_last=1, on_full_disk="wait")
     with files_of_at_most(1000):
-        writer.write(small_checkpoint(1, numbers=50_000), is_best=False)
+        writer.write(small_checkpoint(1, numbers=50_000))
         start = time.monotonic()
         writer.give_up()
     assert time.monotonic() - start < 2
@@ -167,15 +186,15 @@ ON_SMALL_DISK = """
         print(checkpoints.newest(run).name, *pointed)
 
     stopping = writing.CheckpointWriter(run, 2, "stop")
-    stopping.write(small_checkpoint(1, numbers=100_000), True)
-    stopping.wait()
+    stopping.write(small_checkpoint(1, numbers=100_000))
+    stopping.point_best_at(1)
     filler = run / "filler"
     for free in (0, 1_000, 500_000, 1_606_000):  # the last: just too little for what is not a tensor
         taken = writing.disk.free_bytes(run) - free
         filler.write_bytes(bytes(taken))
-        stopping.write(small_checkpoint(2, numbers=100_000), True)
+        stopping.write(small_checkpoint(2, numbers=100_000))
         try:
-            stopping.wait()
+            stopping.point_best_at(2)
         except UserError as error:
             print(error)
         print(sorted(path.name for path in run.rglob("*") if path.name.startswith((".", "step_"))))
@@ -184,10 +203,10 @@ ON_SMALL_DISK = """
     writing.SECONDS_BETWEEN_TRIES = 0.05
     filler.write_bytes(bytes(writing.disk.free_bytes(run)))
     waiting = writing.CheckpointWriter(run, 2, "wait")
-    waiting.write(small_checkpoint(2, numbers=100_000), True)
+    waiting.write(small_checkpoint(2, numbers=100_000))
     time.sleep(0.3)
     filler.unlink()
-    waiting.wait()
+    waiting.point_best_at(2)
     tell()
 """
 
@@ -243,7 +262,9 @@ SAVED_IN_A_LOOP = """
         writer = CheckpointWriter(run, 2, "stop")
         while True:
             step += 1
-            writer.write(small_checkpoint(step, numbers=3000, kept=step % 50 == 0), step % 7 == 0)
+            writer.write(small_checkpoint(step, numbers=3000, kept=step % 50 == 0))
+            if step % 7 == 0:
+                writer.point_best_at(step)
             writer.wait()
             os.write(tell, f"{step}\\n".encode())
 
