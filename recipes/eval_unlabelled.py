@@ -10,11 +10,16 @@ held out of data.train, else all of data.train; a weights file needs data.train.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from nestling.ssl.command_line import read, run
 from nestling.ssl.config import key
 from nestling.ssl.evaluation.settings import Evaluation
 from nestling.ssl.names import printable
+
+if TYPE_CHECKING:
+    from nestling.ssl.evaluation.unlabelled.judge import UnlabelledJudge
+    from nestling.ssl.trained import Trained
 
 
 @dataclass
@@ -51,23 +56,16 @@ def main(argv: list[str]) -> None:
     # Late, as all of these import torch: --help answers at once.
     from nestling.ssl.data.sources.opening import opened_together
     from nestling.ssl.distributed import failing_together
-    from nestling.ssl.evaluation.results import results_file, used_config, write_results
+    from nestling.ssl.evaluation.results import results_file
     from nestling.ssl.evaluation.together import on_the_same_images
     from nestling.ssl.evaluation.unlabelled.judge import UnlabelledJudge
     from nestling.ssl.evaluation.unlabelled.overlap import overlaps
     from nestling.ssl.run import processes
-    from nestling.ssl.run.loading import check_size
-    from nestling.ssl.run.log import strict
     from nestling.ssl.run.progress import say_only_here
-    from nestling.ssl.trained import load_trained
 
-    names = named(settings)
-    trained = [load_trained(settings.checkpoint, settings.network)]
-    if settings.other is not None:
-        trained.append(load_trained(settings.other, settings.other_network))
+    trained = loaded(settings)
     configs = on_the_same_images(trained, settings.data, settings.knn)
-    for one in trained:
-        check_size(one.backbone, one.size, "knn.size")
+    refuse_unfit(trained)
     accelerator = processes.join()
     say_only_here(accelerator.is_main_process)
     out = Path()
@@ -81,27 +79,58 @@ def main(argv: list[str]) -> None:
         train, val = opened_together(config)
         judges.append(UnlabelledJudge(train if val is None else val, config, *place))
         seen.append(judges[-1].seen(one.backbone.to(accelerator.device), accelerator.device))
-    values = [
-        {name: strict(value) for name, value in judge.values(features).items()}
-        for judge, features in zip(judges, seen, strict=True)
-    ]
+    values = [judge.values(features) for judge, features in zip(judges, seen, strict=True)]
     shared: dict[str, float] = {}
     if settings.other is not None:
         shared = overlaps(seen[0].images, seen[1].images, settings.k, configs[0].knn.backend)
     if accelerator.is_main_process:
-        count, images = len(seen[0].images.indices), judges[0].images.name
-        facts = {
-            "images": images,
-            "num_images": count,
-            "unreadable": judges[0].ledger.paths(),
-            "size": judges[0].size,
-            "other": {**trained[1].facts(), "config": used_config(trained[1]), "results": values[1]}
-            if settings.other
-            else None,
-        }
-        write_results(out, trained[0], settings, {**values[0], **shared}, **facts)
-        show(names, values, shared, f"{count} images of {printable(images)}")
+        tell(out, settings, trained, judges[0], len(seen[0].images.indices), values, shared)
     accelerator.end_training()
+
+
+def loaded(settings: EvalUnlabelled) -> "list[Trained]":
+    """The network that is judged, and the one that it is compared with."""
+    from nestling.ssl.trained import load_trained
+
+    trained = [load_trained(settings.checkpoint, settings.network)]
+    if settings.other is not None:
+        trained.append(load_trained(settings.other, settings.other_network))
+    return trained
+
+
+def refuse_unfit(trained: "Sequence[Trained]") -> None:
+    """Refuse a size that a network can't take."""
+    from nestling.ssl.run.loading import check_size
+
+    for one in trained:
+        check_size(one.backbone, one.size, "knn.size")
+
+
+def tell(
+    out: Path,
+    settings: EvalUnlabelled,
+    trained: "Sequence[Trained]",
+    judge: "UnlabelledJudge",
+    num_images: int,
+    values: Sequence[Mapping[str, float]],
+    shared: Mapping[str, float],
+) -> None:
+    """The results, then the tables on screen."""
+    from nestling.ssl.evaluation.results import used_config, write_results
+    from nestling.ssl.run.log import strict
+
+    told = [{name: strict(value) for name, value in found.items()} for found in values]
+    facts: dict[str, Any] = {
+        "images": judge.images.name,
+        "num_images": num_images,
+        "unreadable": judge.ledger.paths(),
+        "size": judge.size,
+        "other": None,
+    }
+    if settings.other is not None:
+        facts["other"] = {**trained[1].facts(), "config": used_config(trained[1]), "results": told[1]}
+    write_results(out, trained[0], settings, {**told[0], **shared}, **facts)
+    show(named(settings), told, shared, f"{num_images} images of {printable(judge.images.name)}")
 
 
 def named(settings: EvalUnlabelled) -> list[str]:

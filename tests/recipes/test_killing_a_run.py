@@ -1,13 +1,11 @@
 """A run that is killed again and again, at any moment, ends as the one that was left alone."""
 
 import json
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 import torch
+from fresh_scripts import ran
 from image_folder import write_image_folder
 
 from nestling.ssl.run import checkpoints
@@ -32,7 +30,7 @@ LIVES = """
     settings = [
         *TINY, f"data.train={images}", "backbone.name=xcit_nano_12_p4", "data.num_workers=1",
         "backbone.options={embed_dim: 16, depth: 1, num_heads: 2}", "resume=auto", "train.batch_size=8",
-        "train.epochs=8", "train.checkpoint_every=0.3", "train.keep_last=2", "knn.every=0.5",
+        "train.epochs=20", "train.checkpoint_every=0.3", "train.keep_last=2", "knn.every=0.5",
         "knn.batch_size=2",
     ]
 
@@ -62,6 +60,9 @@ LIVES = """
             assert time.monotonic() < end, (places, (folder / "said_killed").read_text()[-3000:])
             time.sleep(pause)
 
+    def far(before):
+        return saved() > before + 8  # on a busy machine a moment may be missed, and the run must not end
+
     def wait_for_the_moment(kind, child, before):
         if kind == "anywhere":
             time.sleep(draw.uniform(0, 2))
@@ -70,10 +71,11 @@ LIVES = """
             time.sleep(draw.uniform(0, 0.15))
         elif kind == "saving":
             until(lambda: saved() > before, child)
-            until(writing, child)
+            until(lambda: writing() or far(before), child)
             time.sleep(draw.uniform(0, 0.01))
         else:
-            until(lambda: "_judged" in calls(child), child, 0.04)  # Linux starts forks over at signals
+            # Not more often, as Linux starts a fork over at each signal.
+            until(lambda: "_judged" in calls(child) or far(before), child, 0.04)
             time.sleep(draw.uniform(0, 0.05))
 
     alone = start("alone")
@@ -105,21 +107,9 @@ def log_of(run: Path) -> list[dict[str, float]]:
 @pytest.mark.slow
 def test_a_run_killed_at_twenty_moments_ends_as_the_one_left_alone(tmp_path, repository):
     images = write_image_folder(tmp_path / "images", classes=4, per_class=16)
-    script = tmp_path / "lives.py"
-    script.write_text(textwrap.dedent(LIVES))
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", str(script), str(images), str(tmp_path)],
-        env={
-            "PYTHONPATH": str(repository / "tests"),
-            "OMP_NUM_THREADS": "1",
-            "XDG_CACHE_HOME": str(tmp_path),
-        },
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    told = json.loads(ran.stdout.splitlines()[-1])
+    done = ran(LIVES, images, tmp_path, repository)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
     assert len(told["places"]) == 20
     for name in ("saving", "_judged"):
         assert sum(name in place for place in told["places"]) >= 2, name

@@ -1,12 +1,10 @@
 """Two processes of one run: equal to one at the same global batch, and patient with their main process."""
 
 import json
-import subprocess
-import sys
-import textwrap
 
 import pytest
 import torch
+from fresh_scripts import ran
 from image_folder import write_image_folder
 
 from nestling.ssl.run import checkpoints
@@ -65,22 +63,10 @@ RUNS = """
 def test_two_processes_equal_one_and_wait_for_their_main_process_however_long_it_takes(tmp_path, repository):
     """Over 21 steps, losses of about 1.4 differ by up to 2e-5 and weights by 5e-5: sums in another order."""
     images = write_image_folder(tmp_path / "images", classes=4, per_class=16)
-    script = tmp_path / "runs.py"
-    script.write_text(textwrap.dedent(RUNS))
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", str(script), str(images), str(tmp_path)],
-        env={
-            "PYTHONPATH": str(repository / "tests"),
-            "OMP_NUM_THREADS": "1",
-            "XDG_CACHE_HOME": str(tmp_path),
-        },
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    said = ran.stdout + ran.stderr + "".join(path.read_text() for path in tmp_path.glob("said_*"))
-    assert ran.returncode == 0, said
-    told = json.loads(ran.stdout.splitlines()[-1])
+    done = ran(RUNS, images, tmp_path, repository)
+    said = done.stdout + done.stderr + "".join(path.read_text() for path in tmp_path.glob("said_*"))
+    assert done.returncode == 0, said
+    told = json.loads(done.stdout.splitlines()[-1])
     assert told["codes"] == [0, 0], said
     first, last = told["waited"]
     assert last <= first + 4, "the other waited at the next checkpoint"
