@@ -263,14 +263,14 @@ SAVED_IN_A_LOOP = """
         while True:
             step += 1
             writer.write(small_checkpoint(step, numbers=3000, kept=step % 50 == 0))
-            if step % 7 == 0:
+            if step % 3 == 0:
                 writer.point_best_at(step)
             writer.wait()
             os.write(tell, f"{step}\\n".encode())
 
     step = 0
     for life in range(300):
-        if life >= 25 and step >= 20:
+        if life >= 25 and step >= 20 and checkpoints.pointed(run, checkpoints.BEST):
             break
         heard, tell = os.pipe()
         child = os.fork()
