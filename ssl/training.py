@@ -67,15 +67,7 @@ def train(
             seed_step(config.seed, step, accelerator.process_index)
             nonfinite.begin()
 
-            losses = []
-            for _ in range(config.train.accumulation):
-                batch = journal.throughput.waiting(batches)
-                with accelerator.accumulate(student):
-                    loss, metrics = compared(method, student, batch, values, config, accelerator)
-                    accelerator.backward(loss)
-                    journal.micro_batch(batch, loss, metrics)
-                    losses.append(loss.detach())
-
+            losses = accumulated(method, student, batches, values, journal, accelerator)
             gradient_norm = clipped(method, optimizer, config, accelerator)
             is_last = step + 1 == schedules.num_steps
             verdict = stopping.agreed(nonfinite.found(losses, gradient_norm), is_last)
@@ -91,6 +83,26 @@ def train(
                 return verdict.code
     nothing_bad = torch.zeros((), dtype=torch.bool, device=accelerator.device)
     return stopping.agreed(nothing_bad, is_finished=True).code
+
+
+def accumulated(
+    method: SelfDistillation,
+    student: nn.Module,
+    batches: Iterator[Batch],
+    values: StepValues,
+    journal: Journal,
+    accelerator: Accelerator,
+) -> list[Tensor]:
+    """The gradients of a step's micro-batches, summed in the student; returns the loss of each."""
+    config, losses = journal.run.config, []
+    for _ in range(config.train.accumulation):
+        batch = journal.throughput.waiting(batches)
+        with accelerator.accumulate(student):
+            loss, metrics = compared(method, student, batch, values, config, accelerator)
+            accelerator.backward(loss)
+            journal.micro_batch(batch, loss, metrics)
+            losses.append(loss.detach())
+    return losses
 
 
 def repeated(

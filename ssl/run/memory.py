@@ -5,7 +5,7 @@ import errno
 import gc
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -56,12 +56,8 @@ def running_out_explained(config: Config, phase: str) -> Iterator[None]:
     Raises:
         UserError: in the place of any error that `is_out_of_memory`.
     """
-    try:
+    with _told(f" {phase}", lambda: ADVICE[phase](config)):
         yield
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        raise UserError(f"memory ran out {phase}{_asked(error)}: {ADVICE[phase](config)}") from error
 
 
 @contextmanager
@@ -73,14 +69,20 @@ def running_out_named(numbers: Mapping[str, int]) -> Iterator[None]:
     Raises:
         UserError: in the place of any error that `is_out_of_memory`.
     """
+    lower = " or ".join(f"{key}={value // 2}" for key, value in numbers.items() if value > 1)
+    advice = f"give {lower}, smaller images" if lower else "give smaller images"
+    with _told("", lambda: f"{advice} or a smaller network"):
+        yield
+
+
+@contextmanager
+def _told(phase: str, advice: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        lower = " or ".join(f"{key}={value // 2}" for key, value in numbers.items() if value > 1)
-        advice = f"give {lower}, smaller images" if lower else "give smaller images"
-        raise UserError(f"memory ran out{_asked(error)}: {advice} or a smaller network") from error
+        raise UserError(f"memory ran out{phase}{_asked(error)}: {advice()}") from error
 
 
 def _asked(error: Exception) -> str:

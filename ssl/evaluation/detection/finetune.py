@@ -19,6 +19,7 @@ from nestling.ssl.evaluation.detection import model
 from nestling.ssl.evaluation.detection.coco import CocoInstances
 from nestling.ssl.evaluation.detection.settings import FineTuneDetection
 from nestling.ssl.evaluation.detection.training import DetectorTrainer
+from nestling.ssl.evaluation.finetuning.files import FILE
 from nestling.ssl.evaluation.finetuning.layers import parameter_groups
 from nestling.ssl.evaluation.finetuning.model import facts_of, rebuilt
 from nestling.ssl.evaluation.finetuning.settings import drop_path_named
@@ -50,7 +51,7 @@ def finetune_detection(settings: FineTuneDetection) -> Path:
         for record in trainer.epochs():
             trainer.state.history.append(record)
             log.write(record)
-            model.save(out / model.FILE, trainer.network, facts)
+            model.save(out / FILE, trainer.network, facts)
             trainer.state.save(out, trainer.accelerator)
             console.print(
                 f"epoch {record['epoch']}/{settings.train.epochs}  loss {record['loss']:.4f}  "

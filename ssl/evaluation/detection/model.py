@@ -3,7 +3,6 @@
 Shapes used below: B images, C channels, D channels of the feature pyramid.
 """
 
-import json
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -11,8 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torchvision.models.detection import MaskRCNN
 from torchvision.ops import FeaturePyramidNetwork
@@ -20,13 +18,11 @@ from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from nestling import backbones
 from nestling.backbones import Backbone
-from nestling.backbones.weights import own
 from nestling.ssl.errors import UserError
 from nestling.ssl.evaluation.features import untouched
+from nestling.ssl.evaluation.finetuning.files import file_of, read_head, write_network
 from nestling.ssl.names import printable
-from nestling.ssl.run.disk import replaced, share
 
-FILE = "model.safetensors"
 COARSEST = 32  # the largest stride of a pyramid
 SHAPE = ("min_size", "max_size", "out_channels", "rois", "detections")  # what builds a detector again
 BACKBONE = "backbone.backbone."  # where a detector keeps it
@@ -112,10 +108,7 @@ def save(path: Path, network: MaskRCNN, facts: dict[str, Any]) -> None:
         f"backbone.{name.removeprefix(BACKBONE)}" if name.startswith(BACKBONE) else f"head.{name}": value
         for name, value in network.state_dict().items()
     }
-    tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    with replaced(path) as draft:
-        save_file(tensors, draft, {own.KEY: json.dumps(facts)})
-        share(draft)
+    write_network(path, tensors, facts)
 
 
 class LoadedDetector(NamedTuple):
@@ -131,13 +124,9 @@ def load_detector(path: str | Path) -> LoadedDetector:
     Raises:
         UserError: nothing of the kind is there.
     """
-    path = Path(path).expanduser()
-    file = path / FILE if path.is_dir() else path
+    file = file_of(path)
     try:
-        with safe_open(file, "pt") as content:
-            facts = json.loads((content.metadata() or {})[own.KEY])
-            names = content.keys()
-            tensors = {name: content.get_tensor(name) for name in names if name.startswith("head.")}
+        facts, tensors = read_head(file)
         said = facts["head"]
         backbone = backbones.load(file).backbone
         shape = {name: said[name] for name in SHAPE}

@@ -20,6 +20,7 @@ from nestling.ssl.distributed import everyones, failing_together
 from nestling.ssl.errors import UserError
 from nestling.ssl.evaluation.finetuning import model
 from nestling.ssl.evaluation.finetuning.data import refuse_colors, sets_of
+from nestling.ssl.evaluation.finetuning.files import FILE
 from nestling.ssl.evaluation.finetuning.layers import parameter_groups
 from nestling.ssl.evaluation.finetuning.settings import FineTune, drop_path_named
 from nestling.ssl.evaluation.finetuning.state import State, claimed, flat
@@ -138,7 +139,7 @@ def keep(trainer: Trainer, out: Path, facts: dict[str, Any]) -> None:
     """Save the network of the epoch that counts so far, then where training stands."""
     history, network = trainer.state.history, trainer.state.network
     if chosen(history) == history[-1]:
-        model.save(out / model.FILE, network, facts)
+        model.save(out / FILE, network, facts)
     trainer.state.save(out, trainer.accelerator)
     last = history[-1]
     console.print(

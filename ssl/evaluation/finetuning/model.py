@@ -3,27 +3,23 @@
 Shapes used below: B images, C channels, D the width of the read-out, K classes.
 """
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from nestling import backbones
 from nestling.backbones import Backbone
-from nestling.backbones.weights import own
 from nestling.ssl.data.channels import backbone_options, channels, normalisation
 from nestling.ssl.errors import UserError
 from nestling.ssl.evaluation.features import untouched
+from nestling.ssl.evaluation.finetuning.files import file_of, read_head, write_network
 from nestling.ssl.evaluation.readouts import last_blocks, readout
 from nestling.ssl.names import printable
-from nestling.ssl.run.disk import replaced, share
 from nestling.ssl.trained import Trained
 
-FILE = "model.safetensors"
 HEAD_STD = 0.02  # as all linear layers of DeiT
 
 
@@ -117,10 +113,7 @@ def save(path: Path, network: nn.Module, facts: dict[str, Any]) -> None:
     Raises:
         UserError: it can't be written.
     """
-    tensors = {name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()}
-    with replaced(path) as draft:
-        save_file(tensors, draft, {own.KEY: json.dumps(facts)})
-        share(draft)
+    write_network(path, network.state_dict(), facts)
 
 
 class LoadedClassifier(NamedTuple):
@@ -139,13 +132,10 @@ def load_classifier(path: str | Path) -> LoadedClassifier:
     Raises:
         UserError: nothing of the kind is there.
     """
-    path = Path(path).expanduser()
-    file = path / FILE if path.is_dir() else path
+    file = file_of(path)
     try:
-        with safe_open(file, "pt") as content:
-            facts = json.loads((content.metadata() or {})[own.KEY])
-            head, names = facts["head"], content.keys()
-            tensors = {name: content.get_tensor(name) for name in names if name.startswith("head.")}
+        facts, tensors = read_head(file)
+        head = facts["head"]
         backbone = backbones.load(file).backbone
         num_classes, width = tensors["head.weight"].shape
         network = Classifier(backbone, head["readout"], width, num_classes)
