@@ -80,7 +80,7 @@ def hold(folder: Path) -> None:
 
 
 def _lock_patiently(handle: int) -> None:
-    """Another start that only looks, as `refuse_held` does, has it for an instant."""
+    """Another start that only looks, as `refuse_held` does, has it for an instant, as has a fresh child."""
     for look in range(LOOKS):
         try:
             _lock(handle)
@@ -106,7 +106,7 @@ def refuse_held(folder: Path) -> None:
         if os.fstat(handle).st_size and not _said(path):
             raise UserError(f"{printable(path)} is no lock of nestling; name another out")
         if path not in _held:
-            _lock(handle)
+            _lock_patiently(handle)
     except OSError as error:
         if error.errno in TAKEN:
             raise UserError(_refusal(folder, path)) from error

@@ -23,9 +23,8 @@ HOLDER = """
     from pathlib import Path
     from nestling.ssl.run import lock
     lock.hold(Path(sys.argv[1]))
-    child = os.fork()
-    if child:
-        print(child, flush=True)
+    if os.fork() == 0:
+        print(os.getpid(), flush=True)  # from then on the child holds nothing, however busy the machine is
     time.sleep(60)
 """
 
