@@ -6,7 +6,7 @@ CONFIG ?= launch/configs/single.yaml
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast lint dist clean
+.PHONY: help demo test test-fast lint bench dist clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1|/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
@@ -31,6 +31,9 @@ lint: $(VENV)/test.stamp  ## check style, types and the direction of imports
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/python .ci/import_contract.py
+
+bench: $(VENV)/test.stamp  ## compare with lightly, timm, torchvision and faiss side by side; figures go to bench.json
+	$(VENV)/bin/python benchmarks/bench.py --json bench.json $(ARGS)
 
 dist: $(VENV)/test.stamp  ## build the source archive and the wheel into dist/
 	rm -rf build dist  # a module deleted since would come back from build/

@@ -1,0 +1,216 @@
+"""Ours and a peer in one process, taking turns: medians of process CPU time and wall time, and their ratio.
+
+Both must compute the same first. Absolute times mean nothing on a shared machine, so every round calls
+both, in alternating order, and the ratio is of medians. On a GPU the wall time is told after the device has
+finished, and CPU time is what the host spent.
+"""
+
+import argparse
+import gc
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+
+import torch
+
+from nestling.ssl.run import memory
+
+HEADER = ("part", "peer", "threads", "ours, ms", "peer, ms", "CPU ratio", "wall ratio", "memory", "asked")
+WIDTHS = (44, 34, 7, 18, 18, 9, 10, 10, 8)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is compared: `check` raises where the two don't compute the same.
+
+    `at_least` is the ratio of peer to ours that is asked for, `most_memory` the largest share of the peer's
+    extra peak memory; with it, memory is measured too.
+    """
+
+    part: str
+    peer: str
+    ours: Callable[[], object]
+    theirs: Callable[[], object]
+    check: Callable[[], object]
+    at_least: float | None = None
+    most_memory: float | None = None
+    rounds: int = 15
+
+
+Cases = Callable[[torch.device, bool], Iterator[Case]]  # (device, whether to be small and quick)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and quartiles, in seconds."""
+
+    low: float
+    median: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{1000 * self.median:.4g} ±{500 * (self.high - self.low):.2g}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case on a number of threads; ratios are peer over ours, `memory_share` ours over peer."""
+
+    part: str
+    peer: str
+    threads: int
+    ours_cpu: Spread
+    ours_wall: Spread
+    theirs_cpu: Spread
+    theirs_wall: Spread
+    at_least: float | None
+    memory_share: float | None
+    most_memory: float | None
+
+    @property
+    def cpu_ratio(self) -> float:
+        return self.theirs_cpu.median / self.ours_cpu.median
+
+    @property
+    def wall_ratio(self) -> float:
+        return self.theirs_wall.median / self.ours_wall.median
+
+    def cells(self) -> list[str]:
+        """What the table shows; the times are wall times."""
+        share = "" if self.memory_share is None else f"{self.memory_share:.2f} x"
+        asked = "" if self.at_least is None else f"{self.at_least:g} x"
+        ratios = [f"{ratio:.2f} x" for ratio in (self.cpu_ratio, self.wall_ratio)]
+        return [self.part, self.peer, str(self.threads), str(self.ours_wall), str(self.theirs_wall)] + [
+            *ratios,
+            share,
+            asked,
+        ]
+
+    def record(self) -> dict[str, object]:
+        """For JSON."""
+        return {**asdict(self), "cpu_ratio": self.cpu_ratio, "wall_ratio": self.wall_ratio}
+
+
+def compared(case: Case, threads: int, device: torch.device) -> Row:
+    """Check once, warm both up, then let them take turns."""
+    torch.set_num_threads(threads)
+    case.check()
+    share = memory_share(case, device) if case.most_memory is not None else None
+    calls = {"ours": case.ours, "theirs": case.theirs}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
+    for number in range(-1, case.rounds):  # the first round is warm-up
+        for name in sorted(calls, reverse=number % 2 == 1):
+            took = timed(calls[name], device)
+            if number >= 0:
+                times[name].append(took)
+    spreads = [spread(list(column)) for name in calls for column in zip(*times[name], strict=True)]
+    return Row(case.part, case.peer, threads, *spreads, case.at_least, share, case.most_memory)
+
+
+def timed(call: Callable[[], object], device: torch.device) -> tuple[float, float]:
+    """CPU and wall seconds of one call, its garbage included."""
+    finish(device)
+    cpu, wall = time.process_time(), time.perf_counter()
+    call()
+    finish(device)
+    return time.process_time() - cpu, time.perf_counter() - wall
+
+
+def finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def spread(times: Sequence[float]) -> Spread:
+    """Shape: at least one number."""
+    if len(times) == 1:
+        return Spread(times[0], times[0], times[0])
+    low, median, high = statistics.quantiles(times, n=4, method="inclusive")
+    return Spread(low, median, high)
+
+
+def memory_share(case: Case, device: torch.device) -> float | None:
+    """Our extra peak memory over the peer's; None where the system can't tell."""
+    ours, theirs = (extra_memory(call, device) for call in (case.ours, case.theirs))
+    return None if ours is None or not theirs else ours / theirs
+
+
+def extra_memory(call: Callable[[], object], device: torch.device) -> int | None:
+    """Bytes that a call takes at its peak beyond what was held before it."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        call()
+        return torch.cuda.max_memory_allocated(device) - before
+    if sys.platform != "linux":
+        return None
+    memory.give_back()
+    memory.forget_peak()
+    before = memory.status("VmRSS")
+    call()
+    return memory.status("VmHWM") - before
+
+
+def line(cells: Sequence[str]) -> str:
+    """Fixed columns, as rows come one by one."""
+    return " ".join(cell.ljust(width) for cell, width in zip(cells, WIDTHS, strict=True)).rstrip()
+
+
+def machine(device: torch.device) -> dict[str, object]:
+    """Where figures were taken."""
+    return {
+        "date": date.today().isoformat(),
+        "cpu": processor(),
+        "cores": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def processor() -> str:
+    """The CPU's model, as far as the system tells."""
+    told = Path("/proc/cpuinfo")
+    names = [row.partition(": ")[2] for row in told.read_text().splitlines() if row.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def measured(parts: dict[str, Cases], options: argparse.Namespace) -> list[Row]:
+    """Run the parts, print their rows as they come, write what `--json` names."""
+    device, rows = torch.device(options.device), list[Row]()
+    about = machine(device)
+    print(" · ".join(f"{key} {value}" for key, value in about.items()))
+    print(line(HEADER), flush=True)
+    for cases in parts.values():
+        for case in cases(device, options.quick):
+            for threads in options.threads:
+                rows.append(compared(case, threads, device))
+                print(line(rows[-1].cells()), flush=True)
+    if options.json is not None:
+        content = {"machine": about, "rows": [row.record() for row in rows]}
+        options.json.write_text(json.dumps(content, indent=1) + "\n")
+    return rows
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """The options that all parts share."""
+    made = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    made.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    made.add_argument("--quick", action="store_true", help="small sizes and few rounds: whether it works")
+    made.add_argument("--json", type=Path, help="file for all figures")
+    return made
+
+
+def main(cases: Cases, description: str | None) -> None:
+    """A part as a script of its own."""
+    measured({"": cases}, parser(description).parse_args())
