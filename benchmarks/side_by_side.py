@@ -86,11 +86,8 @@ class Row:
         share = "" if self.memory_share is None else f"{self.memory_share:.2f} x"
         asked = "" if self.at_least is None else f"{self.at_least:g} x"
         ratios = [f"{ratio:.2f} x" for ratio in (self.cpu_ratio, self.wall_ratio)]
-        return [self.part, self.peer, str(self.threads), str(self.ours_wall), str(self.theirs_wall)] + [
-            *ratios,
-            share,
-            asked,
-        ]
+        times = [str(self.ours_wall), str(self.theirs_wall)]
+        return [self.part, self.peer, str(self.threads), *times, *ratios, share, asked]
 
     def record(self) -> dict[str, object]:
         """For JSON."""
