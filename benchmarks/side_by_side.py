@@ -179,11 +179,16 @@ def processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
+def told(about: dict[str, object]) -> str:
+    """One line."""
+    return ", ".join(f"{key} {value}" for key, value in about.items())
+
+
 def measured(parts: dict[str, Cases], options: argparse.Namespace) -> list[Row]:
     """Run the parts, print their rows as they come, write what `--json` names."""
     device, rows = torch.device(options.device), list[Row]()
     about = machine(device)
-    print(" · ".join(f"{key} {value}" for key, value in about.items()))
+    print(told(about))
     print(line(HEADER), flush=True)
     for cases in parts.values():
         for case in cases(device, options.quick):
