@@ -1,6 +1,6 @@
 """The table of a `make bench` as Markdown, in place of the one in a page of docs.
 
-    python benchmarks/page.py bench.json docs/performance.md
+python benchmarks/page.py bench.json docs/performance.md
 """
 
 import json
@@ -12,7 +12,8 @@ from side_by_side import told
 
 from nestling.ssl.pages import renew
 
-HEADER = "| part | compared with | asked | 1 thread | 2 threads | memory |\n| --- | --- | ---: | ---: | ---: | ---: |"
+HEADER = "| part | compared with | asked | 1 thread | 2 threads | memory |"
+RULE = "| --- | --- | ---: | ---: | ---: | ---: |"
 
 
 def markdown(content: dict[str, Any]) -> str:
@@ -20,7 +21,7 @@ def markdown(content: dict[str, Any]) -> str:
     cases: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
     for row in content["rows"]:
         cases.setdefault((row["part"], row["peer"]), {})[row["threads"]] = row
-    lines = [f"Measured: {told(content['machine'])}.", "", HEADER]
+    lines = [f"Measured: {told(content['machine'])}.", "", HEADER, RULE]
     for (part, peer), by_threads in cases.items():
         first = next(iter(by_threads.values()))
         asked = "" if first["at_least"] is None else f"{first['at_least']:g}x"
