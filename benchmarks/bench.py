@@ -9,7 +9,10 @@ import importlib
 
 from side_by_side import measured, parser
 
-PARTS = ("multicrop_loss", "last_layer", "views", "backbones", "optimizer", "switches", "whole_step", "knn")
+PARTS = (
+    *("multicrop_loss", "last_layer", "views", "worker_share", "backbones", "optimizer", "switches"),
+    *("whole_step", "knn"),
+)
 
 
 def main() -> None:

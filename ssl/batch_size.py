@@ -15,6 +15,7 @@ from nestling.ssl.data.order import steps_per_epoch
 from nestling.ssl.data.workers import default_workers
 from nestling.ssl.distillation import SelfDistillation
 from nestling.ssl.errors import UserError
+from nestling.ssl.randomness import Stream, generator
 from nestling.ssl.run import checkpoints, memory
 from nestling.ssl.run.directory import refuse_taken
 from nestling.ssl.run.disk import checkpoint_bytes
@@ -22,7 +23,8 @@ from nestling.ssl.run.fitting import fitting_on, largest
 from nestling.ssl.run.loading import saved_config
 from nestling.ssl.schedules import StepValues
 from nestling.ssl.training import compared
-from nestling.ssl.views.plan import NUM_GLOBAL
+from nestling.ssl.views.on_device import colors_by_size, colors_on_device
+from nestling.ssl.views.plan import NUM_GLOBAL, draw
 
 logger = logging.getLogger("nestling")
 
@@ -94,7 +96,8 @@ class DryStep:
         self.student = accelerator.prepare_model(self.method.student)
         self.values = StepValues(0.0, 0.0, 1.0, config.teacher.temperature, False, False)
         views, workers = config.views, config.data.num_workers
-        self.groups = [(NUM_GLOBAL, max(views.global_size)), (views.num_local, max(views.local_size))]
+        self.sizes = max(views.global_size), max(views.local_size)
+        self.groups = list(zip((NUM_GLOBAL, views.num_local), self.sizes, strict=True))
         self.image_bytes = channels(config.data) * sum(count * side**2 for count, side in self.groups)
         self.waiting = AHEAD * (default_workers() if workers is None else workers)
         self.reserved = checkpoint_bytes(self.method, config.optim.name)  # its copy, while it is written
@@ -118,12 +121,21 @@ class DryStep:
             self.optimizer.zero_grad(set_to_none=True)
 
     def _micro_batch(self, batch_size: int) -> None:
-        count_of = channels(self.config.data)
+        batch = self._random(batch_size).to(self.accelerator.device)  # where it is prefetched to
+        loss, _ = compared(self.method, self.student, batch, self.values, self.config, self.accelerator)
+        loss.backward()
+
+    def _random(self, batch_size: int) -> Batch:
+        """Images of noise, with colours where the device does them."""
+        config, count_of = self.config, channels(self.config.data)
         views = [
             torch.randint(256, (count * batch_size, count_of, side, side), dtype=torch.uint8)
             for count, side in self.groups
             if count
         ]
         batch = Batch(views, torch.arange(batch_size), 0, [], 0)
-        loss, _ = compared(self.method, self.student, batch, self.values, self.config, self.accelerator)
-        loss.backward()
+        if colors_on_device(config.views):
+            random = generator(config.seed, Stream.VIEWS)
+            drawn = [draw(random, *self.sizes, config.views, *self.sizes) for _ in range(batch_size)]
+            batch.colors = colors_by_size(drawn)
+        return batch

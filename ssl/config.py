@@ -161,6 +161,11 @@ class Views:
         [0.0, 0.2], "probability of solarizing, one per global view", low=0, high=1, length=2
     )
     solarize_threshold: int = key(128, "pixels of at least this value are inverted", low=0, high=256)
+    color_on: str = key(
+        "auto",
+        "who colours and blurs: loader processes, or the device that trains; auto: a GPU where there is one",
+        choices=("auto", "loader", "device"),
+    )
 
 
 @dataclass

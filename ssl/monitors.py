@@ -78,8 +78,12 @@ class Throughput:
         """The next of `batches`, on the clock."""
         start = time.perf_counter()
         item = next(batches)
-        self._waited += time.perf_counter() - start
+        self.waited(time.perf_counter() - start)
         return item
+
+    def waited(self, seconds: float) -> None:
+        """Add time that went by until there was data."""
+        self._waited += seconds
 
     def count(self, images: int) -> None:
         """Add images of one step, of all processes."""

@@ -15,6 +15,7 @@ from nestling.ssl.config import Config
 from nestling.ssl.data.channels import normalisation
 from nestling.ssl.data.ledger import Ledger
 from nestling.ssl.data.loader import Batch
+from nestling.ssl.data.prefetch import Prefetched, prefetched
 from nestling.ssl.distillation import SelfDistillation
 from nestling.ssl.distributed import failing_together
 from nestling.ssl.randomness import Stream, generator
@@ -24,6 +25,7 @@ from nestling.ssl.run.nonfinite import Forward, NonFiniteSteps
 from nestling.ssl.run.run import Run
 from nestling.ssl.run.stopping import Stopping
 from nestling.ssl.schedules import Schedules, StepValues
+from nestling.ssl.views.on_device import colored
 from nestling.ssl.views.render import normalize
 
 Batches = AbstractContextManager[Iterable[Batch]]
@@ -60,7 +62,7 @@ def train(
     repeat = partial(repeated, method, student, batches_from, schedules, config, accelerator)
     nonfinite = NonFiniteSteps(method, schedules, run, repeat, path_of)
     with batches_from(first_step) as loader, journal.opened(first_step):
-        batches = iter(loader)
+        batches = prefetched(iter(loader), accelerator.device)
         for step in range(first_step, schedules.num_steps):
             values = schedules.at(step)
             optim.apply(own_optimizer, values)
@@ -88,7 +90,7 @@ def train(
 def accumulated(
     method: SelfDistillation,
     student: nn.Module,
-    batches: Iterator[Batch],
+    batches: Prefetched,
     values: StepValues,
     journal: Journal,
     accelerator: Accelerator,
@@ -102,6 +104,7 @@ def accumulated(
             accelerator.backward(loss)
             journal.micro_batch(batch, loss, metrics)
             losses.append(loss.detach())
+        journal.throughput.waited(batches.fetch())
     return losses
 
 
@@ -168,8 +171,11 @@ def forget_gradients(optimizer: AcceleratedOptimizer, accelerator: Accelerator) 
 
 def on_device(batch: Batch, config: Config, device: torch.device) -> list[Tensor]:
     """The views of a micro-batch as normalised floats; they travel as bytes."""
-    mean, std = normalisation(config.data)
-    return [normalize(view.to(device, non_blocking=True), mean, std) for view in batch.views]
+    batch, (mean, std) = batch.to(device), normalisation(config.data)
+    views: Iterable[Tensor] = batch.views
+    if batch.colors is not None:
+        views = map(colored, views, batch.colors)
+    return [normalize(view, mean, std) for view in views]
 
 
 def seed_step(seed: int, step: int, process: int) -> None:

@@ -4,7 +4,7 @@ Shapes used below: B images, n local views, C channels, S and s the sides of glo
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import NamedTuple
 
@@ -24,7 +24,9 @@ from nestling.ssl.data.workers import default_workers, end, explained, following
 from nestling.ssl.errors import UserError
 from nestling.ssl.randomness import Stream, generator
 from nestling.ssl.views.evaluation import View
+from nestling.ssl.views.on_device import Colors, colors_by_size, colors_on_device, without_colors
 from nestling.ssl.views.plan import NUM_GLOBAL, draw, sizes_at
+from nestling.ssl.views.plan import View as PlannedView
 from nestling.ssl.views.render import render
 
 
@@ -33,6 +35,7 @@ class Batch:
     """The views of a micro-batch, grouped by size: global, then local where there are any.
 
     `failures` are the images that couldn't be read; others stand in for `replaced` of those asked for.
+    `colors`, one per group, are left to the device that trains; None where the views have theirs.
 
     Shape:
         views[0]: (2 B, C, S, S) uint8, the first view of all images, then the second
@@ -45,11 +48,19 @@ class Batch:
     step: int
     failures: list[Failure]
     replaced: int
+    colors: list[Colors] | None = None
 
     def pin_memory(self) -> "Batch":
         """Called by the data loader where batches go to a GPU."""
-        views, indices = [view.pin_memory() for view in self.views], self.indices.pin_memory()
-        return Batch(views, indices, self.step, self.failures, self.replaced)
+        views = [view.pin_memory() for view in self.views]
+        colors = self.colors and [of_group.pin_memory() for of_group in self.colors]
+        return replace(self, views=views, colors=colors)
+
+    def to(self, device: torch.device) -> "Batch":
+        """Views and colours there, without waiting where memory is pinned; the rest stays."""
+        views = [view.to(device, non_blocking=True) for view in self.views]
+        colors = self.colors and [of_group.to(device) for of_group in self.colors]
+        return replace(self, views=views, colors=colors)
 
 
 class _TrainBatches(Dataset[Batch | UserError]):
@@ -57,7 +68,7 @@ class _TrainBatches(Dataset[Batch | UserError]):
 
     def __init__(self, source: ImageSource, cfg: Config) -> None:
         self.reader, self.views, self.seed = Reader(source, cfg.data), cfg.views, cfg.seed
-        self.channels = channels(cfg.data)
+        self.channels, self.colors_later = channels(cfg.data), colors_on_device(cfg.views)
 
     def __getitem__(self, refs: list[SampleRef]) -> Batch | UserError:
         try:
@@ -74,6 +85,7 @@ class _TrainBatches(Dataset[Batch | UserError]):
             if count
         ]
         out = [view for group in groups for view in group.numpy()]
+        drawn: list[list[PlannedView]] = []
         failures: list[Failure] = []
         replaced = 0
         for place, ref in enumerate(refs):
@@ -82,11 +94,14 @@ class _TrainBatches(Dataset[Batch | UserError]):
             replaced += bool(failed)
             failures += failed
             random = generator(self.seed, Stream.VIEWS, ref.pass_, ref.image)
-            views = draw(random, image.shape[0], image.shape[1], self.views, *sizes)
-            for into, view in zip(out, views, strict=True):
-                into[place] = render(view, image)
+            drawn.append(draw(random, image.shape[0], image.shape[1], self.views, *sizes))
+            for into, view in zip(out, drawn[-1], strict=True):
+                into[place] = render(without_colors(view) if self.colors_later else view, image)
         indices = torch.tensor([ref.image for ref in refs])
-        return Batch([group.flatten(0, 1) for group in groups], indices, refs[0].step, failures, replaced)
+        views, colors = [group.flatten(0, 1) for group in groups], None
+        if self.colors_later:
+            colors = colors_by_size(drawn)
+        return Batch(views, indices, refs[0].step, failures, replaced, colors)
 
 
 class TrainLoader:

@@ -92,8 +92,17 @@ def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Te
     """(x / 255 - mean) / std per channel, in float32, on the device of the images.
 
     Shape:
-        images: (B, C, H, W) uint8 -> (B, C, H, W) float32
+        images: (B, C, H, W) uint8 -> (B, C, H, W) float32; floats in 0 … 255 are changed in place
     """
-    scale = 1 / (255 * torch.tensor(std, dtype=torch.float32, device=images.device))
-    shift = -255 * torch.tensor(mean, dtype=torch.float32, device=images.device) * scale
-    return images.to(torch.float32).mul_(scale[:, None, None]).add_(shift[:, None, None])
+    scale, shift = _scale_and_shift(tuple(mean), tuple(std), images.device)
+    return images.to(torch.float32).mul_(scale).add_(shift)
+
+
+@lru_cache(maxsize=64)  # so that no step waits until they are on a GPU
+def _scale_and_shift(
+    mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Shape: (C, 1, 1) each."""
+    scale = 1 / (255 * torch.tensor(std, dtype=torch.float32, device=device))
+    shift = -255 * torch.tensor(mean, dtype=torch.float32, device=device) * scale
+    return scale[:, None, None], shift[:, None, None]

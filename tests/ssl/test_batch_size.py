@@ -10,13 +10,15 @@ from config_observers import left_as_found
 from image_folder import write_image_folder
 
 from nestling.ssl import config as schema
-from nestling.ssl.batch_size import with_batch_size
+from nestling.ssl import training
+from nestling.ssl.batch_size import DryStep, with_batch_size
 from nestling.ssl.command_line import read, write
 from nestling.ssl.config import AUTO, Config
 from nestling.ssl.errors import UserError
 from nestling.ssl.pretraining import pretrain
 from nestling.ssl.run import lock, processes
 from nestling.ssl.run.log import read as read_log
+from nestling.ssl.views.on_device import colored
 
 TIMES = ("images_per_second", "data_wait")
 
@@ -60,6 +62,19 @@ def test_auto_trains_as_its_number_does_and_a_run_that_goes_on_keeps_it(root, ca
     with left_as_found(), pytest.raises(UserError, match="50 training images, now there are 49"):
         pretrain(replace(config(root, "auto", AUTO, accumulation=2), resume="auto"))
     assert "train.batch_size=auto: 24, as this run has it already" in capsys.readouterr().out
+
+
+def test_a_step_is_tried_with_the_colours_that_the_device_will_do(root, monkeypatch):
+    settings = config(root, "tried", 2)
+    settings.views.color_on = "device"
+    done: list[tuple[int, ...]] = []
+    monkeypatch.setattr(
+        training, "colored", lambda views, colors: done.append(views.shape) or colored(views, colors)
+    )
+    with left_as_found():
+        DryStep(settings, processes.start(settings))(2)
+    assert done == [(4, 3, 20, 20), (4, 3, 8, 8)] * 2
+    assert not (root / "tried").exists()
 
 
 def test_too_few_images_are_refused_before_anything_is_tried(root):

@@ -148,6 +148,7 @@ EFFECTS = [
     Effect("views.blur_sigma", "[1.9, 2]", views),
     Effect("views.global_solarize", "[1, 0.2]", views),
     Effect("views.solarize_threshold", "64", views, SOLARIZED),
+    Effect("views.color_on", "device", views),
     Effect("head.num_prototypes", "32", structure),
     Effect("head.hidden_dim", "24", structure),
     Effect("head.bottleneck_dim", "12", structure),

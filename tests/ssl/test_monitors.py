@@ -69,3 +69,5 @@ def test_throughput_counts_images_and_the_share_of_time_spent_waiting():
     assert read["images_per_second"] > 0
     assert 0 <= read["data_wait"] <= 1
     assert throughput.read()["images_per_second"] == 0
+    throughput.waited(3600)
+    assert throughput.read()["data_wait"] > 1, "what was waited elsewhere counts"

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from typing import ClassVar
@@ -16,7 +17,10 @@ from nestling import backbones
 from nestling.backbones import Backbone, Features
 from nestling.backbones.registry import _REGISTRY, register
 from nestling.ssl import config as schema
+from nestling.ssl import training
 from nestling.ssl.config import Config
+from nestling.ssl.data.loader import Batch
+from nestling.ssl.data.prefetch import Prefetched
 from nestling.ssl.errors import UserError
 from nestling.ssl.pretraining import pretrain
 from nestling.ssl.run import checkpoints
@@ -70,13 +74,15 @@ def own_backbones_and_fresh_accelerate() -> Iterator[None]:
         state._reset_state() if state is not AcceleratorState else state._reset_state(True)
 
 
-def config(data: Path, out: Path, *, name: str = "two_layers", **train: object) -> Config:
+def config(
+    data: Path, out: Path, *, name: str = "two_layers", color_on: str = "auto", **train: object
+) -> Config:
     tiny = {"embed_dim": 16, "depth": 1, "num_heads": 2} if name.startswith("xcit") else {}
     return Config(
         out=str(out),
         data=schema.Data(train=str(data), num_workers=0, holdout=0.25),
         backbone=schema.Backbone(name, 0.1, options=tiny),
-        views=schema.Views(global_size=[16], num_local=2, local_size=[8]),
+        views=schema.Views(global_size=[16], num_local=2, local_size=[8], color_on=color_on),
         head=schema.Head(num_prototypes=24, hidden_dim=16, bottleneck_dim=8, freeze_epochs=1),
         teacher=schema.Teacher(temperature=0.07, temperature_warmup_epochs=2, momentum=0.9),
         optim=schema.Optim(lr=1e-2, lr_scaling="none", warmup_epochs=1),
@@ -164,6 +170,42 @@ def test_a_run_resumed_within_an_epoch_replaces_and_counts_unreadable_images_ali
         (data / "class_0" / f"{number:04d}.png").write_bytes(b"no image")
     check_resumed(data, tmp_path, checkpoint_every=0.34)
     assert any(record["replaced_images"] for record in read(tmp_path / "alone" / "log.jsonl")[1:])
+
+
+class Copies:
+    """A device beside the CPU that has its batches one ahead."""
+
+    def begin(self, batch: Batch) -> Batch:
+        self.copy = replace(batch, views=[view.clone() for view in batch.views])
+        return replace(self.copy, views=[torch.zeros_like(view) for view in batch.views])
+
+    def finish(self, batch: Batch) -> None:
+        for ours, theirs in zip(batch.views, self.copy.views, strict=True):
+            ours.copy_(theirs)
+
+    def mark(self) -> None:
+        pass
+
+    def idle(self) -> float:
+        return 0.0
+
+
+def test_batches_fetched_ahead_with_colours_on_the_device_train_alike_and_resume_exactly(
+    image_folder, tmp_path, monkeypatch
+):
+    """A batch that was fetched and not used doesn't count, unreadable images in it neither."""
+    data = image_folder(per_class=12, size=20)
+    for number in (1, 5, 8):
+        (data / "class_0" / f"{number:04d}.png").write_bytes(b"no image")
+    plain, plain_log = trained(config(data, tmp_path / "plain", epochs=2, color_on="device"))
+    _, loaded_log = trained(config(data, tmp_path / "loaded", epochs=2, color_on="loader"))
+    for one, other in zip(plain_log, loaded_log, strict=True):
+        assert one.get("loss", 0) == pytest.approx(other.get("loss", 0), abs=0.02)
+    monkeypatch.setattr(training, "prefetched", lambda batches, device: Prefetched(batches, Copies()))
+    check_resumed(data, tmp_path, epochs=2, color_on="device")
+    ahead = checkpoints.newest(tmp_path / "alone")
+    assert ahead is not None
+    assert_same(checkpoints.load(ahead).student, plain.student)
 
 
 def test_judging_changes_nothing_that_training_does_next(image_folder, tmp_path):

@@ -12,6 +12,7 @@ from nestling.ssl.data.sources.opening import open_source
 from nestling.ssl.errors import UserError
 from nestling.ssl.randomness import Stream, generator
 from nestling.ssl.views.evaluation import Centre, eval_view
+from nestling.ssl.views.on_device import colored
 from nestling.ssl.views.plan import draw, sizes_at
 from nestling.ssl.views.render import render
 
@@ -70,6 +71,22 @@ def test_views_are_grouped_by_size_and_lie_view_after_view(images):
             for number, view in enumerate(draw(random, *image.shape[:2], cfg.views, *sizes)):
                 group, within = (0, number) if number < 2 else (1, number - 2)
                 assert np.array_equal(batch.views[group][within * 3 + place], render(view, image))
+
+
+def test_colours_left_to_the_device_are_those_of_the_loader_whatever_the_workers(images):
+    whole, later, elsewhere = (config(num_workers=workers) for workers in (0, 0, 1))
+    later.views.color_on = elsewhere.views.color_on = "device"
+    for ours, again, theirs in zip(*(batches(images, cfg) for cfg in (later, elsewhere, whole)), strict=True):
+        assert theirs.colors is None
+        assert same([ours], [again])
+        for view, colors, repeated, expected in zip(
+            ours.views, ours.colors, again.colors, theirs.views, strict=True
+        ):
+            assert colors.steps == repeated.steps
+            assert torch.equal(colors.views, repeated.views)
+            assert torch.equal(colors.numbers, repeated.numbers)
+            far = (colored(view, colors) - expected).abs()
+            assert far.mean() < 1, "a pixel near the threshold of solarize may be on its other side"
 
 
 def test_without_local_views_there_is_one_group(images):
