@@ -5,6 +5,7 @@ Shapes used below: B images, n local views, C channels, S and s the sides of glo
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ from nestling.ssl.data.workers import default_workers, end, explained, following
 from nestling.ssl.errors import UserError
 from nestling.ssl.randomness import Stream, generator
 from nestling.ssl.views.evaluation import View
-from nestling.ssl.views.plan import NUM_GLOBAL, draw, sizes_at
+from nestling.ssl.views.plan import NUM_GLOBAL, Planned, sizes_at
 from nestling.ssl.views.render import render
 
 
@@ -57,7 +58,7 @@ class _TrainBatches(Dataset[Batch | UserError]):
 
     def __init__(self, source: ImageSource, cfg: Config) -> None:
         self.reader, self.views, self.seed = Reader(source, cfg.data), cfg.views, cfg.seed
-        self.channels = channels(cfg.data)
+        self.channels, self.scaled_decode = channels(cfg.data), cfg.data.scaled_decode
 
     def __getitem__(self, refs: list[SampleRef]) -> Batch | UserError:
         try:
@@ -77,14 +78,15 @@ class _TrainBatches(Dataset[Batch | UserError]):
         failures: list[Failure] = []
         replaced = 0
         for place, ref in enumerate(refs):
-            image, failed = self.reader.read_or_replace(ref, self.seed)
+            random = partial(generator, self.seed, Stream.VIEWS, ref.pass_, ref.image)
+            plan = Planned(random, self.views, *sizes)
+            smaller = plan if self.scaled_decode else None
+            image, failed, size = self.reader.read_or_replace(ref, self.seed, smaller)
             assert image is not None
             replaced += bool(failed)
             failures += failed
-            random = generator(self.seed, Stream.VIEWS, ref.pass_, ref.image)
-            views = draw(random, image.shape[0], image.shape[1], self.views, *sizes)
-            for into, view in zip(out, views, strict=True):
-                into[place] = render(view, image)
+            for into, view in zip(out, plan.of(*size, image.shape), strict=True):
+                render(view, image, into[place])
         indices = torch.tensor([ref.image for ref in refs])
         return Batch([group.flatten(0, 1) for group in groups], indices, refs[0].step, failures, replaced)
 
@@ -176,7 +178,7 @@ class EvalBatches(Dataset[EvalBatch | UserError]):
             readable: list[int] = []
             failures: list[Failure] = []
             for index in indices:
-                image, failed = self.reader.read(index)
+                image, failed, _ = self.reader.read(index)
                 failures += failed
                 if image is not None:
                     images.numpy()[len(readable)] = self.view(image, index)
