@@ -78,6 +78,9 @@ class Data:
         "values that become black and white in images of more than 8 bits; null: the range of their type",
         ordered=True,
     )
+    scaled_decode: bool = key(
+        True, "decode a JPEG at 1/2, 1/4 or 1/8 for training, where each of its views shrinks it further"
+    )
     max_pixels: int = key(178_956_970, "an image of more counts as unreadable; Pillow's own limit", low=1)
     min_size: int = key(0, "images whose shorter side is below are left out; in pixels", low=0)
     on_error: str = key(

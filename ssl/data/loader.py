@@ -5,6 +5,7 @@ Shapes used below: B images, n local views, C channels, S and s the sides of glo
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ from nestling.ssl.errors import UserError
 from nestling.ssl.randomness import Stream, generator
 from nestling.ssl.views.evaluation import View
 from nestling.ssl.views.on_device import Colors, colors_by_size, colors_on_device, without_colors
-from nestling.ssl.views.plan import NUM_GLOBAL, draw, sizes_at
+from nestling.ssl.views.plan import NUM_GLOBAL, Planned, sizes_at
 from nestling.ssl.views.plan import View as PlannedView
 from nestling.ssl.views.render import render
 
@@ -68,7 +69,8 @@ class _TrainBatches(Dataset[Batch | UserError]):
 
     def __init__(self, source: ImageSource, cfg: Config) -> None:
         self.reader, self.views, self.seed = Reader(source, cfg.data), cfg.views, cfg.seed
-        self.channels, self.colors_later = channels(cfg.data), colors_on_device(cfg.views)
+        self.channels, self.scaled_decode = channels(cfg.data), cfg.data.scaled_decode
+        self.colors_later = colors_on_device(cfg.views)
 
     def __getitem__(self, refs: list[SampleRef]) -> Batch | UserError:
         try:
@@ -89,14 +91,16 @@ class _TrainBatches(Dataset[Batch | UserError]):
         failures: list[Failure] = []
         replaced = 0
         for place, ref in enumerate(refs):
-            image, failed = self.reader.read_or_replace(ref, self.seed)
+            random = partial(generator, self.seed, Stream.VIEWS, ref.pass_, ref.image)
+            plan = Planned(random, self.views, *sizes)
+            smaller = plan if self.scaled_decode else None
+            image, failed, size = self.reader.read_or_replace(ref, self.seed, smaller)
             assert image is not None
             replaced += bool(failed)
             failures += failed
-            random = generator(self.seed, Stream.VIEWS, ref.pass_, ref.image)
-            drawn.append(draw(random, image.shape[0], image.shape[1], self.views, *sizes))
+            drawn.append(plan.of(*size, image.shape))
             for into, view in zip(out, drawn[-1], strict=True):
-                into[place] = render(without_colors(view) if self.colors_later else view, image)
+                render(without_colors(view) if self.colors_later else view, image, into[place])
         indices = torch.tensor([ref.image for ref in refs])
         views, colors = [group.flatten(0, 1) for group in groups], None
         if self.colors_later:
@@ -191,7 +195,7 @@ class EvalBatches(Dataset[EvalBatch | UserError]):
             readable: list[int] = []
             failures: list[Failure] = []
             for index in indices:
-                image, failed = self.reader.read(index)
+                image, failed, _ = self.reader.read(index)
                 failures += failed
                 if image is not None:
                     images.numpy()[len(readable)] = self.view(image, index)

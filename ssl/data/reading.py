@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nestling.ssl.config import Data
+from nestling.ssl.data.decoding.raster import Reduction
 from nestling.ssl.data.failures import Failure, UnreadableError
 from nestling.ssl.data.order import SampleRef
 from nestling.ssl.data.sources.base import ImageSource, evenly
@@ -16,10 +17,14 @@ TRIES = 20  # other images drawn in the place of one: with half of all unreadabl
 
 
 class Read(NamedTuple):
-    """An image (H, W, C) uint8, None where it can't be read, and every failure on the way."""
+    """An image (H, W, C) uint8, None where it can't be read, and every failure on the way.
+
+    `size` is the height and width it has where it isn't decoded smaller.
+    """
 
     image: np.ndarray | None
     failures: list[Failure]
+    size: tuple[int, int] = (0, 0)
 
 
 class Reader:
@@ -36,12 +41,12 @@ class Reader:
         self.source, self.on_error = source, data.on_error
         self._lasting: dict[int, Failure] = {}
 
-    def read(self, index: int) -> Read:
-        """One image or its failure."""
+    def read(self, index: int, reduction: Reduction | None = None) -> Read:
+        """One image, which may be smaller as `reduction` allows, or its failure."""
         if index in self._lasting:
             return Read(None, [self._lasting[index]])
         try:
-            return Read(self.source.load(index), [])
+            return self._loaded(index, reduction)
         except UnreadableError as problem:
             if self.on_error == "raise":
                 raise UserError(
@@ -52,20 +57,33 @@ class Reader:
                 self._lasting[index] = failure
             return Read(None, [failure])
 
-    def read_or_replace(self, ref: SampleRef, seed: int) -> Read:
+    def _loaded(self, index: int, reduction: Reduction | None) -> Read:
+        if reduction is None:
+            image = self.source.load(index)
+            return Read(image, [], image.shape[:2])
+        sizes: list[tuple[int, int]] = []
+
+        def noted(height: int, width: int) -> int:
+            sizes.append((height, width))
+            return reduction(height, width)
+
+        image = self.source.load(index, noted)
+        return Read(image, [], sizes[0] if sizes else image.shape[:2])
+
+    def read_or_replace(self, ref: SampleRef, seed: int, reduction: Reduction | None = None) -> Read:
         """One image, or the first readable one of others drawn for (seed, pass, index).
 
         Raises:
             UserError: none of them can be read.
         """
-        image, failures = self.read(ref.image)
+        image, failures, size = self.read(ref.image, reduction)
         others = generator(seed, Stream.REPLACEMENT, ref.pass_, ref.image)
         while image is None:
             if len(failures) > TRIES:
                 raise UserError(self.all_bad(failures))
-            image, more = self.read(int(others.integers(len(self.source))))
+            image, more, size = self.read(int(others.integers(len(self.source))), reduction)
             failures += more
-        return Read(image, failures)
+        return Read(image, failures, size)
 
     def all_bad(self, failures: list[Failure]) -> str:
         """What to say where all that was tried failed."""
@@ -84,7 +102,7 @@ def refuse_if_none_reads(source: ImageSource, data: Data) -> None:
     """
     reader, failures = Reader(source, data), list[Failure]()
     for index in evenly(len(source), TRIES).tolist():
-        image, failed = reader.read(index)
+        image, failed, _ = reader.read(index)
         if image is not None:
             return
         failures += failed

@@ -6,7 +6,8 @@ Each view consumes a fixed row of uniform numbers, so no view depends on what an
 
 import itertools
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from nestling.ssl.config import Views
 from nestling.ssl.randomness import Stream, generator
 
 NUM_GLOBAL = 2
+REDUCTIONS = (8, 4, 2)
 TRIES = 10  # random boxes before a central one is taken
 _CROP = 4 * TRIES  # uniform numbers for the box; those for the colours follow
 _ROW = _CROP + 11
@@ -65,6 +67,52 @@ def draw(
         box = draw_box(row, height, width, scale, cfg.ratio)
         views.append(_view(row[_CROP:], box, size, cfg, blur, solarize))
     return views
+
+
+class Planned:
+    """The views of an image by its height and width, which its header tells before it is decoded.
+
+    As a function it says by how much the image may be decoded smaller: as long as each view still shrinks
+    its box, so that none is made of fewer pixels than it has.
+    """
+
+    def __init__(
+        self, random: Callable[[], np.random.Generator], cfg: Views, global_size: int, local_size: int
+    ) -> None:
+        self._random, self._cfg, self._sizes = random, cfg, (global_size, local_size)
+        self._views: dict[tuple[int, int], list[View]] = {}
+
+    def __call__(self, height: int, width: int) -> int:
+        return reduction(self.of(height, width))
+
+    def of(self, height: int, width: int, shape: tuple[int, ...] | None = None) -> list[View]:
+        """The views of an image of this height and width, in pixels of the `shape` that it was decoded to."""
+        size = height, width
+        if size not in self._views:
+            self._views[size] = draw(self._random(), height, width, self._cfg, *self._sizes)
+        views = self._views[size]
+        if shape is None or shape[:2] == size:
+            return views
+        factor = reduction(views)
+        return [replace(view, box=reduced(view.box, factor)) for view in views]
+
+
+def reduction(views: list[View]) -> int:
+    """The largest of the factors that JPEGs can be decoded smaller by under which each view still shrinks."""
+    least = min(min(view.box[2:]) / (view.size + 1) for view in views)  # a pixel more, as boxes are rounded
+    return next((factor for factor in REDUCTIONS if least >= factor), 1)
+
+
+def reduced(box: Box, factor: int) -> Box:
+    """The box in an image that is smaller by a factor, to the nearest pixel."""
+    top, left, height, width = box
+    new_top, new_left = round(top / factor), round(left / factor)
+    return (
+        new_top,
+        new_left,
+        round((top + height) / factor) - new_top,
+        round((left + width) / factor) - new_left,
+    )
 
 
 def sizes_at(cfg: Views, seed: int, step: int) -> tuple[int, int]:

@@ -14,12 +14,14 @@ import pytest
 pytestmark = pytest.mark.slow
 
 PARTS = ("ssl", "backbones", "recipes", "launch")
+MADE = ("__pycache__", "*.so", "*.pyd")  # by Python and by setup.py
 
 
 @dataclass
 class Installed:
-    """A wheel, where it is installed, and a folder far from the checkout to work in."""
+    """Source, a wheel of it, where that is installed, and a folder far from the checkout to work in."""
 
+    source: Path
     wheel: Path
     site: Path
     elsewhere: Path
@@ -53,8 +55,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Ins
     root = tmp_path_factory.mktemp("wheel")
     source = root / "source"
     for part in ("nestling", *PARTS):
-        shutil.copytree(repository / part, source / part, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ("setup.cfg", "pyproject.toml", "LICENSE", "README.md"):
+        shutil.copytree(repository / part, source / part, ignore=shutil.ignore_patterns(*MADE))
+    for file in ("setup.cfg", "setup.py", "MANIFEST.in", "pyproject.toml", "LICENSE", "README.md"):
         shutil.copy(repository / file, source)
     succeed([sys.executable, "-m", "build", "--no-isolation", "--outdir", root / "dist"], source)
     (wheel,) = (root / "dist").glob("*.whl")
@@ -63,7 +65,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Ins
     succeed([sys.executable, "-m", "pip", "install", *flags, wheel], root)
     elsewhere = root / "elsewhere"
     elsewhere.mkdir()
-    return Installed(wheel, site, elsewhere)
+    return Installed(source, wheel, site, elsewhere)
 
 
 def in_the_wheel(repository: Path, suffixes: Iterable[str]) -> set[str]:
@@ -73,8 +75,12 @@ def in_the_wheel(repository: Path, suffixes: Iterable[str]) -> set[str]:
 
 
 def test_the_wheel_holds_exactly_the_modules_and_their_data(installed: Installed, repository: Path) -> None:
-    names = {name for name in zipfile.ZipFile(installed.wheel).namelist() if ".dist-info/" not in name}
-    expected = in_the_wheel(repository, {".py", ".yaml"}) | {"nestling/__init__.py", "nestling/py.typed"}
+    files = {name for name in zipfile.ZipFile(installed.wheel).namelist() if ".dist-info/" not in name}
+    names = {name for name in files if not name.endswith((".so", ".pyd"))}
+    expected = in_the_wheel(repository, {".py", ".pyi", ".yaml"}) | {
+        "nestling/__init__.py",
+        "nestling/py.typed",
+    }
     assert names == expected
     assert "nestling/ssl/__init__.py" not in names
 
@@ -101,6 +107,38 @@ assert hasattr(ssl, "SSLContext")
 print("all imported")
 """
     assert "all imported" in installed.python(program)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no compiler")
+def test_the_wheel_holds_the_compiled_kernel_and_renders_with_it(installed: Installed) -> None:
+    program = "from nestling.ssl.views.render import kernel; print(kernel.__file__)"
+    assert installed.python(program).startswith(
+        str(installed.site / "nestling" / "ssl" / "views" / "kernel.")
+    )
+
+
+def test_without_a_compiler_all_else_is_built(installed: Installed, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "setup.py",
+        "build",
+        "--build-base",
+        tmp_path,
+        "--build-lib",
+        tmp_path / "built",
+    ]
+    environment = {**os.environ, "CC": "no-compiler"}
+    done = subprocess.run(command, cwd=installed.source, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    views = tmp_path / "built" / "nestling" / "ssl" / "views"
+    assert (views / "render.py").is_file()
+    assert [file.name for file in views.glob("kernel.*")] == ["kernel.pyi"]
+    program = "from nestling.ssl.views.render import kernel; print(kernel)"
+    alone = {**os.environ, "PYTHONPATH": str(tmp_path / "built")}
+    shown = subprocess.run(
+        [sys.executable, "-c", program], env=alone, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert shown.stdout == "None\n", shown.stderr
 
 
 def test_the_wheel_finds_its_recipes_configs(installed: Installed, repository: Path) -> None:

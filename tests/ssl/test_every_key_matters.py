@@ -91,6 +91,7 @@ CLIPPED = {**SGD, "optim.clip": "1e-3"}
 SOLARIZED = {"views.global_solarize": "[1, 1]"}
 FORKED = {"data.num_workers": "1", "data.start_method": "fork"}
 ODD = {"data.train": "{odd}"}
+COARSE = {"views.global_size": "4", "views.num_local": "0"}  # smaller than half of any crop
 ALL_VOTE = {"knn.k": "15", "knn.temperature": "1"}  # so the larger class always wins
 
 EFFECTS = [
@@ -118,6 +119,7 @@ EFFECTS = [
     Effect("data.orientation", "false", views, ODD),
     Effect("data.background", "[0, 255, 0]", views, ODD),
     Effect("data.window", "[0, 1000]", views, ODD),
+    Effect("data.scaled_decode", "false", views, {**ODD, **COARSE}),
     Effect("data.max_pixels", "399", beginning),
     Effect("data.min_size", "20", split, ODD),
     Effect("data.on_error", "raise", beginning, ODD),

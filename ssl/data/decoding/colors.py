@@ -31,11 +31,13 @@ def convert(image: Image.Image, mode: str, background: Color) -> np.ndarray:
             image = image.convert("LA")
         beneath = Image.new("RGBA", image.size, (*background, 255))
         image = Image.alpha_composite(beneath, image.convert("RGBA"))
-    if image.mode not in ("1", "L"):
+    if image.mode not in ("1", "L", "RGB"):
         image = image.convert("RGB")
-    if mode == "gray":
-        return np.array(image.convert("L"))[:, :, None]
-    return np.array(image.convert("RGB"))  # a copy, as Pillow's own buffer is read-only
+    wanted = "L" if mode == "gray" else "RGB"
+    if image.mode != wanted:  # a copy takes longer than a small JPEG's decoding
+        image = image.convert(wanted)
+    pixels = np.array(image)  # a copy, as Pillow's own buffer is read-only
+    return pixels[:, :, None] if mode == "gray" else pixels
 
 
 def _with_own_channels(image: Image.Image) -> Image.Image:

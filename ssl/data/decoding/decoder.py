@@ -32,7 +32,7 @@ from nestling.ssl.data.channels import channels
 from nestling.ssl.data.decoding import npy, pillow, tiff
 from nestling.ssl.data.decoding.colors import convert, finish, no_colors
 from nestling.ssl.data.decoding.quiet import quiet
-from nestling.ssl.data.decoding.raster import Raster, UndecodableError, as_stored, upright
+from nestling.ssl.data.decoding.raster import Raster, Reduction, UndecodableError, as_stored, upright
 from nestling.ssl.data.decoding.reach import LARGE, bytes_of, open_file
 from nestling.ssl.data.failures import UnreadableError
 from nestling.ssl.names import printable
@@ -75,8 +75,8 @@ class Decoder:
             max_pixels=data.max_pixels,
         )
 
-    def file(self, path: str) -> np.ndarray:
-        """Read one file.
+    def file(self, path: str, reduction: Reduction | None = None) -> np.ndarray:
+        """Read one file; a JPEG as much smaller as `reduction` allows.
 
         Raises:
             UnreadableError: the file can't be reached, decoded, or holds other channels than asked for.
@@ -87,13 +87,13 @@ class Decoder:
             raise
         except Exception as problem:
             raise UnreadableError(path, _in_words(problem, b"")) from problem
-        return self.content(content, path)
+        return self.content(content, path, reduction)
 
-    def content(self, content: bytes, name: str) -> np.ndarray:
+    def content(self, content: bytes, name: str, reduction: Reduction | None = None) -> np.ndarray:
         """The same of a file's content, whose first bytes tell its format; `name` is for messages alone."""
         try:
             with quiet():
-                return self._checked(self._decoded(content))
+                return self._checked(self._decoded(content, reduction))
         except Exception as problem:  # decoders raise anything from OSError to struct.error
             raise UnreadableError(name, _in_words(problem, content)) from problem
 
@@ -183,7 +183,7 @@ class Decoder:
     def _fitting(self) -> Collection[int]:
         return (self.channels,) if self.mode == "unchanged" else ARRAY_COLORS
 
-    def _decoded(self, content: bytes) -> np.ndarray:
+    def _decoded(self, content: bytes, reduction: Reduction | None) -> np.ndarray:
         """Upright, 8 bits, of as many channels as the mode or the file says."""
         if not content:
             raise UndecodableError("is empty (0 bytes)")
@@ -203,6 +203,8 @@ class Decoder:
                 image, unchanged, bands, self.window is not None
             ):
                 return self._of_tiff(content, bands)
+            if reduction is not None:
+                pillow.reduce(image, reduction, self.orientation)
             return self._of_pillow(image, content)
 
     def _of_pillow(self, image: Image.Image, content: bytes) -> np.ndarray:

@@ -8,9 +8,10 @@ import numpy as np
 from PIL import Image
 
 from nestling.ssl.data.decoding import tiff
-from nestling.ssl.data.decoding.raster import Raster, UndecodableError
+from nestling.ssl.data.decoding.raster import Raster, Reduction, UndecodableError
 
 ORIENTATION = 0x0112  # tag of EXIF and TIFF
+QUARTER_TURNS = (5, 6, 7, 8)  # its values that swap height and width
 FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF", "JPEG2000", "PPM", "AVIF", "TGA")  # MPO is JPEG's
 CODESTREAM = b"\xff\x4f\xff\x51"  # how the header of JPEG 2000's samples begins
 PNG_COLORS = {2: "RGB", 4: "LA", 6: "RGBA"}  # by the colour type in a PNG's header
@@ -30,6 +31,17 @@ def _formats() -> tuple[str, ...]:
     """Those that Pillow was built with."""
     Image.init()
     return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
+def reduce(image: Image.Image, reduction: Reduction, oriented: bool) -> None:
+    """Let a JPEG, not decoded yet, be decoded smaller; others stay, as they can't be for less."""
+    if image.format not in ("JPEG", "MPO"):
+        return
+    width, height = image.size
+    turned = oriented and _orientation(image) in QUARTER_TURNS
+    factor = reduction(width, height) if turned else reduction(height, width)
+    if factor > 1:
+        image.draft(None, (width // factor, height // factor))
 
 
 def load(image: Image.Image) -> tuple[int, bool]:

@@ -1,5 +1,6 @@
 """What readers of files hand to the decoder: numbers as stored, and what they mean."""
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -15,6 +16,10 @@ _UPRIGHT = {
     7: (True, 3),
     8: (False, 1),
 }
+
+
+# (height, width) of the upright image -> by how much, 1, 2, 4 or 8, it may be decoded smaller.
+Reduction = Callable[[int, int], int]
 
 
 class UndecodableError(Exception):

@@ -14,6 +14,7 @@ import numpy as np
 
 from nestling.ssl.data.decoding.decoder import ARRAY_COLORS, Decoder
 from nestling.ssl.data.decoding.npy import MAGIC, height_and_width
+from nestling.ssl.data.decoding.raster import Reduction
 from nestling.ssl.data.sources.base import ImageSource
 from nestling.ssl.data.sources.shard_index import numbered
 from nestling.ssl.errors import UserError
@@ -57,7 +58,7 @@ class ImageArray(ImageSource):
         index = range(len(self))[index]
         return os.path.join(self._file, self._array_name or "", str(index))
 
-    def load(self, index: int) -> np.ndarray:
+    def load(self, index: int, reduction: Reduction | None = None) -> np.ndarray:
         return self._decoder.array(np.asarray(self._pixels()[index]), self.path(index))
 
     def sides(self, indices: np.ndarray) -> np.ndarray:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from nestling.ssl.data.decoding.raster import Reduction
 from nestling.ssl.data.sources.identity import of_paths
 from nestling.ssl.errors import UserError
 from nestling.ssl.names import printable
@@ -30,8 +31,10 @@ class ImageSource(ABC):
         """A stable name of the image, its file where it has one."""
 
     @abstractmethod
-    def load(self, index: int) -> np.ndarray:
+    def load(self, index: int, reduction: Reduction | None = None) -> np.ndarray:
         """The image, (H, W, C) uint8, upright; not to be written to.
+
+        Where it can be decoded smaller for less, `reduction` is asked once, by how much it may be.
 
         Raises:
             UnreadableError: it can't be reached or decoded.
@@ -91,8 +94,8 @@ class Subset(ImageSource):
     def path(self, index: int) -> str:
         return self.source.path(int(self.indices[index]))
 
-    def load(self, index: int) -> np.ndarray:
-        return self.source.load(int(self.indices[index]))
+    def load(self, index: int, reduction: Reduction | None = None) -> np.ndarray:
+        return self.source.load(int(self.indices[index]), reduction)
 
     def sides(self, indices: np.ndarray) -> np.ndarray | None:
         return self.source.sides(self.indices[indices])

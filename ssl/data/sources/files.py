@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from nestling.ssl.data.decoding.decoder import Decoder
+from nestling.ssl.data.decoding.raster import Reduction
 from nestling.ssl.data.sources.cache import Remembered
 from nestling.ssl.data.sources.identity import of_packed
 from nestling.ssl.data.sources.index import mark_used
@@ -39,8 +40,8 @@ class FileSource(IndexedSource):
     def path(self, index: int) -> str:
         return os.path.join(self._base, self._paths[index])
 
-    def load(self, index: int) -> np.ndarray:
-        return self._decoder.file(self.path(index))
+    def load(self, index: int, reduction: Reduction | None = None) -> np.ndarray:
+        return self._decoder.file(self.path(index), reduction)
 
     def sides(self, indices: np.ndarray) -> np.ndarray:
         """The cache knows those of files that have not changed; else headers are read by several threads."""

@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from nestling.ssl.data.decoding.decoder import Decoder
+from nestling.ssl.data.decoding.raster import Reduction
 from nestling.ssl.data.sources.base import ImageSource
 from nestling.ssl.errors import UserError
 from nestling.ssl.randomness import Stream, generator
@@ -68,7 +69,7 @@ class PhotoTiles(ImageSource):
         label, number = divmod(index, COUNTS[self.split])
         return f"photo-tiles/{self.split}/{PHOTOGRAPHS[label].name}/{number:03d}"
 
-    def load(self, index: int) -> np.ndarray:
+    def load(self, index: int, reduction: Reduction | None = None) -> np.ndarray:
         return self._decoder.array(self._tiles[index], self.path(index))
 
     def sides(self, indices: np.ndarray) -> np.ndarray:

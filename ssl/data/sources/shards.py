@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from nestling.ssl.data.decoding.decoder import Decoder
+from nestling.ssl.data.decoding.raster import Reduction
 from nestling.ssl.data.decoding.reach import PAUSE, RETRIES
 from nestling.ssl.data.failures import UnreadableError
 from nestling.ssl.data.sources.folder import EXTENSIONS
@@ -74,9 +75,9 @@ class TarShards(IndexedSource):
         name = os.fsdecode(self._index.arrays["names"][start : ends[index]].tobytes())
         return os.path.join(self._shard(index), name.lstrip("/"))
 
-    def load(self, index: int) -> np.ndarray:
+    def load(self, index: int, reduction: Reduction | None = None) -> np.ndarray:
         size = int(self._index.arrays["sizes"][index])
-        return self._decoder.content(self._bytes(index, size), self.path(index))
+        return self._decoder.content(self._bytes(index, size), self.path(index), reduction)
 
     def sides(self, indices: np.ndarray) -> np.ndarray:
         """Those read before are kept beside an index that holds for as long as no shard changes."""

@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from nestling.ssl.data.decoding.decoder import Decoder
+from nestling.ssl.data.decoding.raster import Reduction
 from nestling.ssl.data.decoding.reach import may_recover
 from nestling.ssl.data.failures import UnreadableError
 from nestling.ssl.data.sources.base import ImageSource
@@ -78,10 +79,10 @@ class TorchvisionSet(ImageSource):
         index = range(len(self))[index]
         return self._files[index] if self._files is not None else f"{self.name}/{self._split}/{index}"
 
-    def load(self, index: int) -> np.ndarray:
+    def load(self, index: int, reduction: Reduction | None = None) -> np.ndarray:
         path = self.path(index)
         if self._files is not None:
-            return self._decoder.file(path)
+            return self._decoder.file(path, reduction)
         if self._dataset is None:
             self._dataset = self._opened(self._keywords)
         try:

@@ -68,7 +68,7 @@ class MaskedImages:
         Raises:
             UserError: the mask can't be read or has another size, or an unreadable image stops the run.
         """
-        image, failures = self._reader.read(index)
+        image, failures, _ = self._reader.read(index)
         if image is None:
             return None, failures
         mask = self.mask(index)

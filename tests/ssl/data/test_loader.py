@@ -3,6 +3,7 @@ import multiprocessing
 import numpy as np
 import pytest
 import torch
+from image_folder import texture
 from PIL import Image
 
 from nestling.ssl.config import Config, Data
@@ -231,3 +232,36 @@ def test_evaluation_with_workers_equals_evaluation_without(images):
             for ours, theirs in zip(shared, plain, strict=True)
             for a, b in zip(ours[:2], theirs[:2], strict=True)
         )
+
+
+@pytest.fixture(scope="module")
+def jpegs(tmp_path_factory):
+    """Of several sizes, one of them damaged behind its header and one PNG."""
+    root = tmp_path_factory.mktemp("jpegs")
+    for number in range(8):
+        image = Image.fromarray(texture(number, 150, np.random.default_rng(number))[: 100 + 5 * number])
+        image.save(root / f"{number}.{'png' if number == 5 else 'jpg'}")
+    damaged = (root / "3.jpg").read_bytes()
+    (root / "3.jpg").write_bytes(damaged[: len(damaged) // 2])
+    return opened(root)
+
+
+@pytest.mark.parametrize(("workers", "method"), [(0, None), (2, "fork")])
+def test_jpegs_decoded_smaller_give_nearly_the_views_of_whole_ones(jpegs, workers, method):
+    """Whatever stands in for the damaged one, whose size was known before, has the boxes of its own size."""
+    smaller = batches(jpegs, config(num_workers=workers, start_method=method))
+    assert same(smaller, batches(jpegs, config(num_workers=0)))
+    whole = batches(jpegs, config(num_workers=0, scaled_decode=False))
+    assert not same(smaller, whole)
+    assert sum(batch.replaced for batch in smaller) > 0
+    for ours, theirs in zip(smaller, whole, strict=True):
+        assert torch.equal(ours.indices, theirs.indices)
+        for views, others in zip(ours.views, theirs.views, strict=True):
+            assert (views.float() - others.float()).abs().mean() < 8  # boxes elsewhere: 20 to 30
+
+
+def test_evaluation_decodes_jpegs_whole(jpegs):
+    (batch,) = EvalLoader(jpegs, Data(), Centre((16, 16), 0.875), batch_size=10)
+    for index, image in zip(batch.indices.tolist(), batch.images.numpy(), strict=True):
+        assert np.array_equal(image, eval_view(jpegs.load(index), 16, 0.875))
+        assert min(jpegs.load(index).shape[:2]) >= 100

@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -9,7 +10,15 @@ from torchvision.transforms import ColorJitter, RandomResizedCrop
 
 from nestling.ssl.config import Views
 from nestling.ssl.randomness import Stream, generator
-from nestling.ssl.views.plan import central_box, draw, draw_box, sizes_at
+from nestling.ssl.views.plan import (
+    Planned,
+    central_box,
+    draw,
+    draw_box,
+    reduced,
+    reduction,
+    sizes_at,
+)
 
 
 def drawn(count, height=100, width=150, cfg=None, stream=Stream.VIEWS):
@@ -133,3 +142,35 @@ def test_sizes_are_of_seed_and_step_alone_and_each_is_drawn():
     assert abs(share(g == 192 for g, _ in sizes) - 1 / 3) < 0.1
     assert sizes != [sizes_at(cfg, 1, step) for step in range(300)]
     assert sizes_at(Views(), 0, 5) == (224, 96)
+
+
+def planned(index, sizes=(96, 32)):
+    return Planned(partial(generator, 0, Stream.VIEWS, 0, index), Views(), *sizes)
+
+
+@pytest.mark.parametrize(("height", "width"), [(375, 500), (500, 375), (1201, 1599), (97, 2000)])
+def test_an_image_is_reduced_as_far_as_each_view_still_shrinks_its_box(height, width):
+    for index in range(50):
+        plan = planned(index)
+        factor, views = plan(height, width), plan.of(height, width)
+        shape = (math.ceil(height / factor), math.ceil(width / factor), 3)
+        small = plan.of(height, width, shape)
+        for view, less in zip(views, small, strict=True):
+            top, left, h, w = less.box
+            assert replace(less, box=view.box) == view
+            assert min(h, w) >= view.size
+            assert top >= 0
+            assert left >= 0
+            assert top + h <= shape[0]
+            assert left + w <= shape[1]
+            edges = zip(less.box, view.box, strict=True)
+            assert max(abs(little - large / factor) for little, large in edges) <= 1
+        assert factor == 8 or any(min(view.box[2:]) < 2 * factor * (view.size + 1) for view in views)
+        assert views == draw(generator(0, Stream.VIEWS, 0, index), height, width, Views(), 96, 32)
+
+
+def test_each_factor_occurs_and_boxes_are_those_of_the_smaller_image():
+    factors = {planned(index)(side, side) for index in range(20) for side in (100, 500, 1200, 3000)}
+    assert factors == {1, 2, 4, 8}
+    assert reduced((10, 21, 100, 200), 2) == (5, 10, 50, 100)  # 21 / 2 and 221 / 2 to the even one
+    assert reduction(draw(generator(0, Stream.VIEWS, 0, 0), 100, 100, Views(), 224, 96)) == 1

@@ -9,11 +9,24 @@ from torchvision.transforms import InterpolationMode
 
 from nestling.ssl.config import Views
 from nestling.ssl.randomness import Stream, generator
+from nestling.ssl.views import render as render_module
 from nestling.ssl.views.plan import Jitter, View, draw
 from nestling.ssl.views.render import normalize, render
 
 JITTER = Jitter((1, 3, 0, 2), brightness=1.2, contrast=0.8, saturation=1.1, hue=0.05)
 PLAIN = View((3, 5, 20, 24), 16, flip=False, jitter=None, grayscale=False, blur=None, solarize=None)
+
+
+COMPILED = render_module.kernel is not None
+
+
+@pytest.fixture(autouse=True, params=["compiled", "not compiled"])
+def _way(request, monkeypatch):
+    """All holds of both ways of rendering."""
+    if request.param == "not compiled":
+        monkeypatch.setattr(render_module, "kernel", None)
+    elif not COMPILED:
+        pytest.skip("the kernel is not built: run pip install -e .")
 
 
 def picture(height, width, seed=0):
