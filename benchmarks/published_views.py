@@ -6,12 +6,19 @@ flip, colour jitter, grayscale, Gaussian blur (BYOL's augmentation), the second 
 
 import random
 from collections.abc import Callable
+from typing import TypeVar
 
+import numpy as np
+import torch
+import torchvision.transforms.functional as tv
 from PIL import Image, ImageFilter
 from torch import Tensor
 from torchvision import transforms
 from torchvision.transforms import InterpolationMode
 
+from nestling.ssl.views.plan import View
+
+Result = TypeVar("Result")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -43,3 +50,36 @@ def _view(size: int, scale: tuple[float, float], blur: float, solarize: float) -
 
 def _blurred(image: Image.Image) -> Image.Image:
     return image.filter(ImageFilter.GaussianBlur(random.uniform(0.1, 2.0)))
+
+
+def as_published(view: View, image: Image.Image) -> np.ndarray:
+    """torchvision's operations on what a view drew, one after the other; (3, size, size) uint8."""
+    image = tv.resized_crop(image, *view.box, [view.size] * 2, tv.InterpolationMode.BICUBIC)
+    image = tv.hflip(image) if view.flip else image
+    if view.jitter is not None:
+        drawn = view.jitter
+        functions = (tv.adjust_brightness, tv.adjust_contrast, tv.adjust_saturation, tv.adjust_hue)
+        factors = (drawn.brightness, drawn.contrast, drawn.saturation, drawn.hue)
+        for operation in drawn.order:
+            image = functions[operation](image, factors[operation])
+    if view.grayscale:
+        image = tv.rgb_to_grayscale(image, 3)
+    if view.blur is not None:
+        image = image.filter(ImageFilter.GaussianBlur(view.blur))
+    if view.solarize is not None:
+        image = tv.solarize(image, view.solarize)
+    return np.asarray(image).transpose(2, 0, 1)
+
+
+def on_one_thread(call: Callable[[], Result]) -> Callable[[], Result]:
+    """As in a loader process."""
+
+    def wrapped() -> Result:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return call()
+        finally:
+            torch.set_num_threads(threads)
+
+    return wrapped

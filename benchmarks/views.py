@@ -10,18 +10,17 @@ Pillow's images as well. All sides work on one thread, as loader processes do, w
 """
 
 import io
-import random
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TypeVar
+from typing import Any
 
 import lightly.transforms
 import numpy as np
 import torch
-from PIL import Image, ImageFilter, ImageOps
+from PIL import Image, ImageOps
+from published_views import MEAN, STD, as_published, dino_transform, on_one_thread
 from side_by_side import Case, main
 from torch import Tensor
-from torchvision import transforms as v1
 from torchvision.transforms import functional as tv
 from torchvision.transforms import v2
 
@@ -31,15 +30,12 @@ from nestling.ssl.data.decoding.raster import Reduction
 from nestling.ssl.data.loader import TrainLoader
 from nestling.ssl.data.sources.base import ImageSource
 from nestling.ssl.data.sources.photo_tiles import photograph
-from nestling.ssl.views.plan import View, draw
+from nestling.ssl.views.plan import draw
 from nestling.ssl.views.render import normalize, render
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 PHOTOGRAPHS = ("astronaut", "chelsea", "coffee", "china")
 SIZES = {(500, 375): 4.5, (1600, 1200): 6.0}  # width and height: how much faster, at least
 NUM_LOCAL = 8
-View1 = Callable[[Image.Image], Tensor]
-Result = TypeVar("Result")
 
 
 class InMemory(ImageSource):
@@ -58,20 +54,6 @@ class InMemory(ImageSource):
 
     def load(self, index: int, reduction: Reduction | None = None) -> np.ndarray:
         return Decoder().content(self.contents[index], self.path(index), reduction)
-
-
-def on_one_thread(call: Callable[[], Result]) -> Callable[[], Result]:
-    """As in a loader process."""
-
-    def wrapped() -> Result:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            return call()
-        finally:
-            torch.set_num_threads(threads)
-
-    return wrapped
 
 
 def jpegs(width: int, height: int) -> list[bytes]:
@@ -93,45 +75,7 @@ def ours(contents: list[bytes], scaled: bool = True) -> Callable[[], list[Tensor
     return lambda: next(batches).views
 
 
-class Blur:
-    """As DINO draws it for Pillow."""
-
-    def __init__(self, probability: float) -> None:
-        self.probability = probability
-
-    def __call__(self, image: Image.Image) -> Image.Image:
-        if random.random() >= self.probability:
-            return image
-        return image.filter(ImageFilter.GaussianBlur(random.uniform(0.1, 2.0)))
-
-
-class Solarize:
-    """Likewise."""
-
-    def __init__(self, probability: float) -> None:
-        self.probability = probability
-
-    def __call__(self, image: Image.Image) -> Image.Image:
-        return ImageOps.solarize(image) if random.random() < self.probability else image
-
-
-def on_pillow(size: int, scale: tuple[float, float], blur: float, solarize: float) -> View1:
-    """One view by torchvision's first transforms, composed as DINO does."""
-    return v1.Compose(
-        [
-            v1.RandomResizedCrop(size, scale=scale, interpolation=v1.InterpolationMode.BICUBIC),
-            v1.RandomHorizontalFlip(),
-            v1.RandomApply([v1.ColorJitter(0.4, 0.4, 0.2, 0.1)], 0.8),
-            v1.RandomGrayscale(0.2),
-            Blur(blur),
-            *([Solarize(solarize)] if solarize else []),
-            v1.ToTensor(),
-            v1.Normalize(MEAN, STD),
-        ]
-    )
-
-
-def on_tensors(size: int, scale: tuple[float, float], blur: float, solarize: float) -> View1:
+def on_tensors(size: int, scale: tuple[float, float], blur: float, solarize: float) -> v2.Compose:
     """The same by torchvision's second transforms on tensors of bytes."""
     kernel = 9  # covers two standard deviations
     return v2.Compose(
@@ -148,17 +92,15 @@ def on_tensors(size: int, scale: tuple[float, float], blur: float, solarize: flo
     )
 
 
-def of_dino(
-    view: Callable[[int, tuple[float, float], float, float], View1],
-) -> Callable[[Image.Image], list[Tensor]]:
+def dino_on_tensors() -> Callable[[Tensor], list[Tensor]]:
     """The views of an image, one after the other."""
-    large = [view(224, (0.4, 1.0), 1.0, 0.0), view(224, (0.4, 1.0), 0.1, 0.2)]
-    small = view(96, (0.05, 0.4), 0.5, 0.0)
+    large = [on_tensors(224, (0.4, 1.0), 1.0, 0.0), on_tensors(224, (0.4, 1.0), 0.1, 0.2)]
+    small = on_tensors(96, (0.05, 0.4), 0.5, 0.0)
     return lambda image: [make(image) for make in (*large, *[small] * NUM_LOCAL)]
 
 
 def theirs(
-    contents: list[bytes], views: Callable[[Image.Image], list[Tensor]], tensors: bool = False
+    contents: list[bytes], views: Callable[[Any], list[Tensor]], tensors: bool = False
 ) -> Callable[[], list[list[Tensor]]]:
     """Decoded by Pillow, as torchvision's data sets do."""
 
@@ -167,21 +109,6 @@ def theirs(
         return [views(tv.pil_to_tensor(image) if tensors else image) for image in images]
 
     return call
-
-
-def by_pillow(view: View, image: Image.Image) -> np.ndarray:
-    """What ours has drawn, by torchvision's functions."""
-    seen = tv.resized_crop(image, *view.box, [view.size, view.size], tv.InterpolationMode.BICUBIC)
-    seen = tv.hflip(seen) if view.flip else seen
-    if view.jitter is not None:
-        steps = (tv.adjust_brightness, tv.adjust_contrast, tv.adjust_saturation, tv.adjust_hue)
-        factors = (view.jitter.brightness, view.jitter.contrast, view.jitter.saturation, view.jitter.hue)
-        for step in view.jitter.order:
-            seen = steps[step](seen, factors[step])
-    seen = tv.rgb_to_grayscale(seen, 3) if view.grayscale else seen
-    seen = seen if view.blur is None else seen.filter(ImageFilter.GaussianBlur(view.blur))
-    seen = seen if view.solarize is None else tv.solarize(seen, view.solarize)
-    return np.asarray(seen).transpose(2, 0, 1)
 
 
 def compared(contents: list[bytes], peer: Callable[[], list[list[Tensor]]]) -> None:
@@ -198,7 +125,7 @@ def compared(contents: list[bytes], peer: Callable[[], list[list[Tensor]]]) -> N
     for number, content in enumerate(contents):
         image, decoded = Image.open(io.BytesIO(content)).convert("RGB"), Decoder().content(content, "")
         views = draw(np.random.default_rng(number), image.height, image.width, cfg, 224, 96)
-        far = [np.abs(render(view, decoded).astype(int) - by_pillow(view, image)).mean() for view in views]
+        far = [np.abs(render(view, decoded).astype(int) - as_published(view, image)).mean() for view in views]
         if np.mean(far) > 2:
             raise ValueError(
                 f"views differ from Pillow's by {np.mean(far):.1f} levels on average, at most 2 asked"
@@ -216,9 +143,9 @@ def cases(device: torch.device, quick: bool) -> Iterator[Case]:
     """Per size of the images: each peer, and with normalisation."""
     for (width, height), at_least in SIZES.items():
         contents = jpegs(width, height)[: 1 if quick else None]
-        dino, make = theirs(contents, of_dino(on_pillow)), ours(contents)
+        dino, make = theirs(contents, dino_transform(num_local=NUM_LOCAL)), ours(contents)
         light = theirs(contents, lightly.transforms.DINOTransform(n_local_views=NUM_LOCAL))
-        tensors = theirs(contents, of_dino(on_tensors), tensors=True)
+        tensors = theirs(contents, dino_on_tensors(), tensors=True)
         rounds = 2 if quick else 9 if width < 1000 else 5
 
         def normalised(make: Callable[[], list[Tensor]] = make) -> list[Tensor]:

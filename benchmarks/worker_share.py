@@ -13,16 +13,15 @@ views.color_on=auto leaves colours to the loader there.
 """
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-import torchvision.transforms.functional as tv
 from loader_throughput import HEIGHT, WIDTH, write_photographs
-from PIL import Image, ImageFilter
-from published_views import dino_transform
+from PIL import Image
+from published_views import as_published, dino_transform, on_one_thread
 from side_by_side import Case, main
 from torch import Tensor
 
@@ -56,8 +55,8 @@ def cases(device: torch.device, quick: bool) -> Iterator[Case]:
             yield Case(
                 part=f"loader's share, {count} images",
                 peer="torchvision v1, as DINO composes",
-                ours=lambda: in_one_thread(lambda: next(batches)),
-                theirs=lambda: in_one_thread(lambda: published_batch(paths)),
+                ours=on_one_thread(lambda: next(batches)),
+                theirs=on_one_thread(lambda: published_batch(paths)),
                 check=lambda: check_published(batch, views, paths),
                 at_least=8,
                 rounds=rounds,
@@ -71,14 +70,6 @@ def cases(device: torch.device, quick: bool) -> Iterator[Case]:
         check=lambda: check_alike(moved, batch, views),
         rounds=rounds,
     )
-
-
-def in_one_thread(call: Callable[[], object]) -> None:
-    """As loader processes run."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    call()
-    torch.set_num_threads(threads)
 
 
 def views_of(batch: Batch, config: Config) -> list[View]:
@@ -140,25 +131,6 @@ def check_published(batch: Batch, views: list[View], paths: list[Path]) -> None:
     ]
     if np.mean(far) > CLOSE:
         raise RuntimeError(f"views are {np.mean(far):.2f} gray levels from torchvision's, not {CLOSE:g}")
-
-
-def as_published(view: View, image: Image.Image) -> np.ndarray:
-    """torchvision's operations on what a view drew, one after the other; (3, size, size) uint8."""
-    image = tv.resized_crop(image, *view.box, [view.size] * 2, tv.InterpolationMode.BICUBIC)
-    image = tv.hflip(image) if view.flip else image
-    if view.jitter is not None:
-        drawn = view.jitter
-        functions = (tv.adjust_brightness, tv.adjust_contrast, tv.adjust_saturation, tv.adjust_hue)
-        factors = (drawn.brightness, drawn.contrast, drawn.saturation, drawn.hue)
-        for operation in drawn.order:
-            image = functions[operation](image, factors[operation])
-    if view.grayscale:
-        image = tv.rgb_to_grayscale(image, 3)
-    if view.blur is not None:
-        image = image.filter(ImageFilter.GaussianBlur(view.blur))
-    if view.solarize is not None:
-        image = tv.solarize(image, view.solarize)
-    return np.asarray(image).transpose(2, 0, 1)
 
 
 if __name__ == "__main__":
