@@ -41,6 +41,7 @@ class Case:
     at_least: float | None = None
     most_memory: float | None = None
     rounds: int = 15
+    warm_up: bool = True
 
 
 Cases = Callable[[torch.device, bool], Iterator[Case]]  # (device, whether to be small and quick)
@@ -95,13 +96,13 @@ class Row:
 
 
 def compared(case: Case, threads: int, device: torch.device) -> Row:
-    """Check once, warm both up, then let them take turns."""
+    """Check once, warm both up where a case asks for it, then let them take turns."""
     torch.set_num_threads(threads)
     case.check()
     share = memory_share(case, device) if case.most_memory is not None else None
     calls = {"ours": case.ours, "theirs": case.theirs}
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
-    for number in range(-1, case.rounds):  # the first round is warm-up
+    for number in range(-case.warm_up, case.rounds):  # round -1 is warm-up
         for name in sorted(calls, reverse=number % 2 == 1):
             took = timed(calls[name], device)
             if number >= 0:

@@ -83,10 +83,10 @@ def resize_small(crop: np.ndarray, size: int, flip: bool) -> np.ndarray:
     return clip(_resize_matrix(height, size, False) @ planes @ _resize_matrix(width, size, flip).T)
 
 
-def resize_large(crop: np.ndarray, size: int, flip: bool) -> np.ndarray:
-    """The same, (h, w, C) uint8 -> (C, size, size) uint8."""
+def resize_large(crop: np.ndarray, size: int | tuple[int, int], flip: bool) -> np.ndarray:
+    """The same, (h, w, C) uint8 -> (C, size, size) uint8; a size may be (height, width)."""
     images = torch.from_numpy(crop).permute(2, 0, 1)[None]
-    resized = F.interpolate(images, size=(size, size), mode="bicubic", antialias=True)[0]
+    resized = F.interpolate(images, size=size, mode="bicubic", antialias=True)[0]
     return (resized.flip(-1) if flip else resized).contiguous().numpy()
 
 

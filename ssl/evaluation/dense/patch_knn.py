@@ -109,9 +109,10 @@ class PatchMemory:
         nearest = torch.empty(len(asking), 0, dtype=torch.long, device=asking.device)
         for first in range(0, len(self.labels), ASKED):
             found = asking @ self.features[first : first + ASKED].to(asking.dtype).T
-            places = torch.arange(first, first + found.shape[1], device=asking.device).expand_as(found)
-            best, order = torch.cat([best, found], 1).topk(self.k if first else min(self.k, found.shape[1]))
-            nearest = torch.cat([nearest, places], 1).gather(1, order)
+            found, places = found.topk(min(self.k, found.shape[1]))
+            best, nearest = torch.cat([best, found], 1), torch.cat([nearest, places + first], 1)
+            best, order = best.topk(min(self.k, best.shape[1]))
+            nearest = nearest.gather(1, order)
         weights = (best / self.settings.temperature).softmax(dim=1)
         votes = asking.new_zeros(len(asking), self.num_classes)
         return votes.scatter_add_(1, self.labels[nearest], weights)

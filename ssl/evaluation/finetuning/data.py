@@ -98,7 +98,7 @@ class TrainingView:
         height, width = image.shape[:2]
         top, left, h, w = draw_box(uniform, height, width, self.augment.scale, self.augment.ratio)
         crop = image[top : top + h, left : left + w]
-        pixels = torch.from_numpy(resize_large(crop, self.size[0], flip < self.augment.flip))
+        pixels = torch.from_numpy(resize_large(crop, self.size, flip < self.augment.flip))
         # torchvision draws from torch's own generator, which is put back afterwards.
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(random.integers(2**62)))

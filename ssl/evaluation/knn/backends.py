@@ -19,14 +19,16 @@ import torch
 from torch import Tensor
 
 from nestling.ssl.errors import UserError
+from nestling.ssl.evaluation.knn.largest import GROUP, joined, largest
 
 log = logging.getLogger("nestling")
 
 BACKENDS = ("auto", "faiss", "torch")
-TILE = 1 << 24  # similarities held at once: 64 MB in float32
+TILE = 1 << 23  # similarities held at once, 32 MB in float32: about what a processor's cache holds
 
-# (R, D) and (M, D) float32, c -> similarities (M, c) float32, places (M, c)
-Nearest = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
+# (R, D) and (M, D) float32, c, floor (M,) -> similarities (M, w) float32, places (M, w), w <= c. A floor, if
+# any, is what c rows seen before reach: what is not above it may be left out, -inf in its place.
+Nearest = Callable[[Tensor, Tensor, int, Tensor | None], tuple[Tensor, Tensor]]
 
 
 def resolved(backend: str) -> str:
@@ -70,7 +72,7 @@ def row_searcher(backend: str, num_threads: int | None) -> Nearest:
     if backend == "torch":
         return _by_torch
 
-    def by_faiss(rows: Tensor, queries: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    def by_faiss(rows: Tensor, queries: Tensor, count: int, floor: Tensor | None) -> tuple[Tensor, Tensor]:
         with faiss_on(num_threads) as faiss:
             index = faiss.IndexFlatIP(rows.shape[1])
             index.add(rows.numpy())
@@ -97,6 +99,14 @@ def faiss_on(num_threads: int | None) -> Iterator[Any]:
         torch.set_num_threads(torch_threads)  # last: faiss's call may have changed it
 
 
-def _by_torch(rows: Tensor, queries: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    found = [(part @ rows.mT).topk(count, dim=1) for part in queries.split(max(1, TILE // len(rows)))]
-    return torch.cat([best.values for best in found]), torch.cat([best.indices for best in found])
+def _by_torch(rows: Tensor, queries: Tensor, count: int, floor: Tensor | None) -> tuple[Tensor, Tensor]:
+    at_once = max(1, TILE // len(rows))
+    width = -(-len(rows) // GROUP) * GROUP
+    tile = queries.new_full((min(at_once, len(queries)), width), -torch.inf)
+    found = []
+    for start in range(0, len(queries), at_once):
+        some = slice(start, start + at_once)
+        part = tile[: len(queries[some])]
+        torch.mm(queries[some], rows.mT, out=part[:, : len(rows)])
+        found.append(largest(part, count, None if floor is None else floor[some]))
+    return joined(found)

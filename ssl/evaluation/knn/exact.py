@@ -22,6 +22,8 @@ log = logging.getLogger("nestling")
 
 SPARE = 16  # candidates fetched beyond k, so that rounding and ties at the k-th place can be settled
 TILE = 1 << 24  # numbers held at once: 64 MB in float32
+SCORED = 1 << 17  # numbers of candidates in float64 at once: 1 MB, near a processor core
+ROUNDED = 1 << 10  # rows made unit rows at once
 BLOCK = 1 << 14  # training rows that are float32 at once
 GRID = 2.0**26
 CONSTANT = 1e-6  # below this standard deviation all features point the same way
@@ -65,10 +67,10 @@ def unit_rows(features: Tensor) -> Tensor:
     """
     rows = features.detach().to("cpu", torch.float32)
     made = torch.empty(rows.shape)
-    for start in range(0, len(rows), BLOCK):
-        part = F.normalize(rows[start : start + BLOCK].double(), dim=1, eps=1e-30)
+    for start in range(0, len(rows), ROUNDED):
+        part = F.normalize(rows[start : start + ROUNDED].double(), dim=1, eps=1e-30)
         # float32 holds these multiples; above 1/4 its own steps are as wide or wider.
-        made[start : start + BLOCK] = part.mul_(GRID).round_().div_(GRID)
+        made[start : start + ROUNDED] = part.mul_(GRID).round_().div_(GRID)
     return made
 
 
@@ -89,8 +91,13 @@ def moments(rows: Tensor) -> Tensor:
     Shape:
         rows: (N, D) -> (3, D) float64
     """
-    exact = rows.double()
-    return torch.stack([torch.full_like(exact.sum(0), len(rows)), exact.sum(0), exact.square().sum(0)])
+    sums = torch.zeros(3, rows.shape[1], dtype=torch.float64)
+    sums[0] = len(rows)
+    for part in rows.split(ROUNDED):
+        exact = part.double()
+        sums[1] += exact.sum(0)
+        sums[2] += exact.square_().sum(0)
+    return sums
 
 
 def spread(sums: Tensor) -> float:
@@ -100,7 +107,10 @@ def spread(sums: Tensor) -> float:
 
 
 def _refuse_nonfinite(features: Tensor, side: str) -> None:
-    finite = features.detach().to("cpu", torch.float32).isfinite().all(dim=1)
+    rows = features.detach().to("cpu", torch.float32)
+    if rows.sum().isfinite():  # of all at once first, as it is cheap; a large sum may overflow
+        return
+    finite = rows.isfinite().all(dim=1)
     if not finite.all():
         bad = (~finite).nonzero().flatten().tolist()
         more = f" and {len(bad) - 10} more" if len(bad) > 10 else ""
@@ -157,13 +167,16 @@ class Exact:
         """
         best = torch.empty(len(queries), 0)
         places = torch.empty(len(queries), 0, dtype=torch.long)
+        floor = None
         for start in range(0, len(self.rows), BLOCK):
             block = loaded(self.rows[start : start + BLOCK])
-            found, where = self._nearest(block, queries, min(count, len(block)))
+            found, where = self._nearest(block, queries, min(count, len(block)), floor)
             best, places = torch.cat([best, found], dim=1), torch.cat([places, where + start], dim=1)
             if best.shape[1] > count:
-                best, order = best.topk(count, dim=1)
+                best, order = best.topk(count, dim=1, sorted=False)
                 places = places.gather(1, order)
+            if best.shape[1] == count:
+                floor = best.amin(dim=1)
         return places
 
     def _all_scored(self, queries: Tensor, files: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
@@ -201,14 +214,12 @@ def settled(
     Shape:
         rows: (N, D), queries: (M, D), places: (M, c) -> (M, k), (M, k), (M,)
     """
-    num_candidates, dim = places.shape[1], queries.shape[1]
     found = []
-    step = max(1, TILE // (num_candidates * dim))
+    step = max(1, TILE // (places.shape[1] * queries.shape[1]))
     for first in range(0, len(queries), step):
         part = places[first : first + step]
         inside = part.clamp(min=0)
-        chosen = loaded(rows[inside]).double()  # m c D
-        exact = (chosen @ queries[first : first + step].double()[..., None]).squeeze(-1)  # m c
+        exact = _scored(rows, queries[first : first + step], inside)
         furthest = exact.min(dim=1).values
         exact.masked_fill_(part < 0, -torch.inf)
         if files is not None and of_queries is not None:
@@ -217,6 +228,20 @@ def settled(
         found.append((similarities, best, similarities[:, -1] - furthest))
     similarity, place, gap = (torch.cat(parts) for parts in zip(*found, strict=True))
     return similarity, place, gap
+
+
+def _scored(rows: Tensor, queries: Tensor, places: Tensor) -> Tensor:
+    """Similarities to each query's candidates, few queries at once.
+
+    Shape:
+        rows: (N, D), queries: (M, D), places: (M, c) -> (M, c) float64
+    """
+    step = max(1, SCORED // (places.shape[1] * queries.shape[1]))
+    found = []
+    for query, place in zip(queries.double().split(step), places.split(step), strict=True):
+        chosen = loaded(rows.index_select(0, place.flatten())).double()  # m*c D
+        found.append((chosen.unflatten(0, place.shape) @ query[..., None]).squeeze(-1))
+    return torch.cat(found)
 
 
 def ordered(similarities: Tensor, places: Tensor, k: int) -> tuple[Tensor, Tensor]:

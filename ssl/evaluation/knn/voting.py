@@ -102,28 +102,50 @@ def ranked_classes(
     Shape:
         similarities, indices: (M, largest k); train_labels: (N,) -> {k: (M, min(C, 5))}
     """
-    return {
-        k: _ranked(similarities[:, :k], indices[:, :k], train_labels, temperature, num_classes) for k in ks
-    }
+    rows = max(1, VOTES // num_classes)
+    parts = [
+        _ranked(similarity, index, train_labels, sorted(ks), temperature, num_classes)
+        for similarity, index in zip(similarities.split(rows), indices.split(rows), strict=True)
+    ]
+    return {k: torch.cat([part[k] for part in parts]) for k in ks}
 
 
 def _ranked(
-    similarities: Tensor, indices: Tensor, train_labels: Tensor, temperature: float, num_classes: int
-) -> Tensor:
+    similarities: Tensor,
+    indices: Tensor,
+    train_labels: Tensor,
+    rising: Sequence[int],
+    temperature: float,
+    num_classes: int,
+) -> dict[int, Tensor]:
+    """The same for some rows: each k adds its neighbours to the votes of the one before."""
     found = indices >= 0
-    labels = train_labels[indices.clamp(min=0)]  # M k
+    labels = train_labels[indices.clamp(min=0)].masked_fill(~found, num_classes)  # m k; one class for none
     # Dividing all weights of a query by the largest changes no rank and cannot overflow.
     logits = (similarities.double() - similarities[:, :1].double()) / temperature
     weights = logits.exp().masked_fill(~found, 0)
+    votes = weights.new_zeros(len(labels), num_classes + 1)
+    voted = torch.zeros_like(votes, dtype=torch.bool)  # not the votes: a faint one may underflow to zero
+    ranked = {}
+    for k, before in zip(rising, (0, *rising), strict=False):
+        votes.scatter_add_(1, labels[:, before:k], weights[:, before:k])
+        voted.scatter_(1, labels[:, before:k], True)
+        ranked[k] = _first(votes.masked_fill(~voted, -1)[:, :num_classes])
+    return ranked
+
+
+def _first(votes: Tensor) -> Tensor:
+    """The classes of most votes, of equal ones the smallest first; -1 for those of -1.
+
+    Shape:
+        votes: (m, C), changed -> (m, min(C, 5))
+    """
     top = []
-    rows = max(1, VOTES // num_classes)
-    for label, weight, mask in zip(labels.split(rows), weights.split(rows), found.split(rows), strict=True):
-        votes = weight.new_zeros(len(label), num_classes).scatter_add_(1, label, weight)
-        voters = weight.new_zeros(len(label), num_classes).scatter_add_(1, label, mask.double())
-        votes[voters == 0] = -1  # not the votes: a faint one may underflow to zero
-        best = votes.sort(dim=1, descending=True, stable=True)
-        top.append(best.indices.masked_fill(best.values < 0, -1)[:, :TOP])
-    return torch.cat(top)
+    for _ in range(min(votes.shape[1], TOP)):
+        best = votes.max(dim=1, keepdim=True)  # the first of equal ones
+        top.append(best.indices.masked_fill(best.values < 0, -1))
+        votes.scatter_(1, best.indices, -1)
+    return torch.cat(top, dim=1)
 
 
 def shares_right(ranked: Mapping[int, Tensor], test_labels: Tensor, num_classes: int) -> dict[str, float]:

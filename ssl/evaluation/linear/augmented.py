@@ -29,8 +29,8 @@ from nestling.ssl.evaluation.linear.settings import RATES
 from nestling.ssl.evaluation.linear.task import Task
 from nestling.ssl.randomness import Stream, generator
 from nestling.ssl.run.progress import duration
-from nestling.ssl.views.evaluation import resized
 from nestling.ssl.views.plan import TRIES, draw_box
+from nestling.ssl.views.render import resize_large
 
 logger = logging.getLogger("nestling")
 
@@ -52,12 +52,9 @@ class RandomCrop:
     def __call__(self, image: np.ndarray, index: int) -> np.ndarray:
         """Shape: (H, W, C) uint8 -> (C, *size) uint8."""
         uniform = generator(self.seed, Stream.PROBE, CROP, self.epoch, index).random(4 * TRIES + 1).tolist()
-        box = draw_box(uniform, image.shape[0], image.shape[1], self.scale, self.ratio)
-        top, left, height, width = box
-        # Cut first: a box given to Pillow's resize would let the pixels around it in.
-        crop = np.ascontiguousarray(image[top : top + height, left : left + width])
-        planes = resized(crop, *self.size).transpose(2, 0, 1)
-        return np.ascontiguousarray(planes[..., ::-1] if uniform[-1] < self.flip else planes)
+        top, left, height, width = draw_box(uniform, image.shape[0], image.shape[1], self.scale, self.ratio)
+        crop = image[top : top + height, left : left + width]
+        return resize_large(crop, self.size, uniform[-1] < self.flip)
 
 
 class EpochBatches:

@@ -30,13 +30,28 @@ def knn_overlap(first: Tensor, second: Tensor, k: int, backend: str = "auto") ->
     Raises:
         UserError: fewer than k other images.
     """
-    count = len(first)
+    return knn_overlaps(first, second, [k], backend)[k]
+
+
+def knn_overlaps(
+    first: Tensor, second: Tensor, ks: Sequence[int], backend: str = "auto"
+) -> dict[int, dict[str, float]]:
+    """`knn_overlap` for several k by one search of each side: the nearest of a smaller k come first."""
+    count, most = len(first), max(ks)
     assert len(second) == count, "row i of both is image i"
-    if not 1 <= k < count:
-        raise UserError(f"k={k} nearest others of {count} images; give 1 to {count - 1}")
-    sides = [_nearest_others(features, k, resolved(backend)) for features in (first, second)]
-    shared = (sides[0][:, :, None] == sides[1][:, None, :]).sum(dim=(1, 2)).double()
-    return {"overlap": float((shared / k).mean()), "jaccard": float((shared / (2 * k - shared)).mean())}
+    if not 1 <= min(ks) <= most < count:
+        wrong = most if most >= count else min(ks)
+        raise UserError(f"k={wrong} nearest others of {count} images; give 1 to {count - 1}")
+    sides = [_nearest_others(features, most, resolved(backend)) for features in (first, second)]
+    found = {}
+    for k in ks:
+        one, other = (side[:, :k] for side in sides)
+        shared = (one[:, :, None] == other[:, None, :]).sum(dim=(1, 2)).double()
+        found[k] = {
+            "overlap": float((shared / k).mean()),
+            "jaccard": float((shared / (2 * k - shared)).mean()),
+        }
+    return found
 
 
 def _nearest_others(features: Tensor, k: int, backend: str) -> Tensor:
@@ -59,8 +74,8 @@ def overlaps(first: Rows, second: Rows, ks: Sequence[int], backend: str = "auto"
             usable = _usable(ks, int(kept[0].sum()) - 1)
             for pooling in first.vectors:
                 sides = first.vectors[pooling][kept[0]], second.vectors[pooling][kept[1]]
-                for k in usable:
-                    for name, value in knn_overlap(*sides, k, backend).items():
+                for k, shares in knn_overlaps(*sides, usable, backend).items():
+                    for name, value in shares.items():
                         values[f"features/{name}/{pooling}_k{k}"] = value
     return everyones([values])[0]  # the main process comes first
 

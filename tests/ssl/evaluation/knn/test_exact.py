@@ -71,6 +71,20 @@ def test_float16_rows_in_a_mapped_file_are_searched_block_by_block(backend, tmp_
     assert torch.equal(similarities, expected.values[:, :7])
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("order", ["nearer and nearer", "further and further", "in pairs"])
+def test_blocks_in_any_order_give_a_sort_of_all(backend, order, monkeypatch):
+    rows, queries = unit_rows(features(4000, 8)), unit_rows(features(70, 9))
+    near = (rows @ queries[0]).argsort(descending=order == "further and further")
+    rows = rows[near] if order != "in pairs" else rows[:2000].repeat(2, 1)
+    monkeypatch.setattr("nestling.ssl.evaluation.knn.exact.BLOCK", 700)
+    monkeypatch.setattr("nestling.ssl.evaluation.knn.backends.TILE", 700 * 16)
+    similarities, places = Exact(rows, None, backend)(queries, None, 5)
+    expected = (queries.double() @ rows.double().mT).sort(dim=1, descending=True, stable=True)
+    assert torch.equal(places, expected.indices[:, :5])
+    assert torch.equal(similarities, expected.values[:, :5])
+
+
 def test_few_or_no_rows_leave_the_rest_empty():
     similarities, places = Exact(torch.empty(0, 4))(torch.eye(4), None, 2)
     assert places.tolist() == [[-1, -1]] * 4

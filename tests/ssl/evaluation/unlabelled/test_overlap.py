@@ -44,12 +44,13 @@ def test_only_images_that_both_could_read_are_compared():
     kept = torch.tensor([index for index in range(12) if index != 3])
     whole = Rows(torch.arange(12), {"cls": first}, [])
     part = Rows(kept, {"cls": second[kept]}, failures)
-    expected = knn_overlap(first[kept], second[kept], 2)
+    expected = {
+        f"features/{name}/cls_k{k}": value
+        for k in (4, 2)
+        for name, value in knn_overlap(first[kept], second[kept], k).items()
+    }
     for pair in ((whole, part), (part, whole)):
-        assert overlaps(*pair, [2]) == {
-            "features/overlap/cls_k2": expected["overlap"],
-            "features/jaccard/cls_k2": expected["jaccard"],
-        }
+        assert overlaps(*pair, [4, 2]) == expected
 
 
 def test_more_neighbours_than_others_become_as_many_and_that_is_said(caplog):
