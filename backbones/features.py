@@ -51,6 +51,14 @@ class Backbone(nn.Module, ABC):
             mask: (B, h, w), bool, true where masked
         """
 
+    def image_vectors(self, images: Tensor) -> Tensor:
+        """`forward(images).cls`, without what only the patches need where the family can leave it out.
+
+        Shape:
+            images: (B, C, H, W) -> (B, D)
+        """
+        return self(images).cls
+
     @abstractmethod
     def pyramid(self, images: Tensor) -> list[Tensor]:
         """Feature maps for detectors and segmentation heads, at strides 4, 8, 16 and 32.

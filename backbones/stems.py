@@ -6,14 +6,18 @@ Shapes used below: B images, C channels.
 import itertools
 import math
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from nestling.backbones.layers import MapGelu, on_cpu
 
 
 class ConvStem(nn.Module):
     """Patches from overlapping 3x3 convolutions of stride 2 (section 3.3), log2(patch) of them.
 
-    Each halves the sides, rounding up, so any size works; the width doubles up to `dim`.
+    Each halves the sides, rounding up, so any size works; the width doubles up to `dim`. On CPUs channels
+    lie innermost, which oneDNN convolves and normalises faster, and which is the order of tokens.
 
     Shape:
         images: (B, in_chans, H, W) -> (B, C, ceil(H / patch), ceil(W / patch))
@@ -26,10 +30,12 @@ class ConvStem(nn.Module):
         layers: list[nn.Module] = []
         for wide_in, wide_out in itertools.pairwise(widths):
             conv = nn.Conv2d(wide_in, wide_out, 3, stride=2, padding=1, bias=False)
-            layers += [nn.Sequential(conv, nn.BatchNorm2d(wide_out)), nn.GELU()]
+            layers += [nn.Sequential(conv, nn.BatchNorm2d(wide_out)), MapGelu()]
         self.proj = nn.Sequential(*layers[:-1])
 
     def forward(self, images: Tensor) -> Tensor:
+        if on_cpu(images):
+            images = images.contiguous(memory_format=torch.channels_last)
         return self.proj(images)
 
 

@@ -145,6 +145,13 @@ class ViT(Backbone):
         x = self.norm(x)
         return Features(x[:, 0], x[:, self._num_prefix :], grid)
 
+    def image_vectors(self, images: Tensor) -> Tensor:
+        """The last block computes its class token alone. Shape: images (B, C, H, W) -> (B, D)."""
+        x, _, rope = self._embed(images)
+        for block in self.blocks[:-1]:
+            x = self.run(block, x, rope)
+        return self.norm(self.run(self.blocks[-1], x, rope, True)[:, 0])
+
     def last_blocks(self, images: Tensor, count: int) -> list[Features]:
         """Each through the final norm. Shape: images (B, C, H, W) -> `count` of Features."""
         check_count(self.name, count, len(self.blocks))

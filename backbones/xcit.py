@@ -6,12 +6,12 @@ Shapes used below: B images, N = h * w patch tokens of an h x w grid, C channels
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nestling.backbones.class_attention import ClassAttentionBlock
+from nestling.backbones.cross_covariance import cross_covariance
 from nestling.backbones.features import Backbone, Features, apply_mask, check_count
-from nestling.backbones.layers import DropPath, LayerNorm, Mlp, init_linear
+from nestling.backbones.layers import DropPath, LayerNorm, MapGelu, Mlp, init_linear
 from nestling.backbones.options import check_choice, check_drop_path, check_positive, check_width
 from nestling.backbones.positions import FourierPositions
 from nestling.backbones.pyramid import crop_levels, level_ends, pyramid_layers, resize_levels
@@ -23,8 +23,7 @@ class XCA(nn.Module):
     """Cross-covariance attention (section 3.2): its cost is linear in the number of tokens.
 
     Every head mixes its D channels with a D x D map, softmax(t * q k^T), where q and k
-    are L2-normalised over the tokens and t is a learned temperature per head. Queries are normalised
-    after the product, D x D numbers instead of D x N; normalised keys keep it within fp16's range.
+    are L2-normalised over the tokens and t is a learned temperature per head.
 
     Shape:
         x: (B, N, C) -> (B, N, C)
@@ -39,13 +38,7 @@ class XCA(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # B N 3 H D
-        q, k, v = qkv.permute(2, 0, 3, 4, 1).contiguous().unbind()  # each B H D N; one copy, not one each
-        norm = torch.linalg.vector_norm(
-            q, dim=-1, keepdim=True, dtype=torch.promote_types(q.dtype, torch.float)
-        )
-        scale = self.temperature / norm.clamp_min(1e-12)  # B H D 1
-        attn = (q @ F.normalize(k, dim=-1).mT * scale).softmax(dim=-1).to(v.dtype)  # B H D D
-        return self.proj((attn @ v).permute(0, 3, 1, 2).flatten(2))  # B N C
+        return self.proj(cross_covariance(qkv, self.temperature))
 
 
 class LPI(nn.Module):
@@ -60,7 +53,7 @@ class LPI(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
-        self.act = nn.GELU()
+        self.act = MapGelu()
         self.bn = nn.BatchNorm2d(dim)
         self.conv2 = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
 
@@ -199,6 +192,16 @@ class XCiT(Backbone):
         for block in self.cls_attn_blocks:
             cls, patches = self.run(block, cls, patches)
         return Features(self.norm(cls).squeeze(1), self.norm(patches), grid)
+
+    def image_vectors(self, images: Tensor) -> Tensor:
+        """The last class-attention block leaves the patches alone. Shape: images (B, C, H, W) -> (B, D)."""
+        patches, grid = self._embed(images)
+        for block in self.blocks:
+            patches = self.run(block, patches, grid)
+        cls = self._class_tokens(patches)
+        for number, block in enumerate(self.cls_attn_blocks, start=1):
+            cls, patches = self.run(block, cls, patches, number == len(self.cls_attn_blocks))
+        return self.norm(cls.squeeze(1))
 
     def last_blocks(self, images: Tensor, count: int) -> list[Features]:
         """The class-attention blocks count too; those before them have the mean patch as `cls`.

@@ -35,10 +35,9 @@ class Network(nn.Module):
 
     def forward(self, views: list[Tensor], batch_size: int) -> Outputs:
         """`views`: per crop size (V * B, C, H, W), view-major."""
-        features = [self.backbone(images) for images in views]
-        cls = torch.cat([feature.cls for feature in features])
-        logits = self.head(cls).split([len(images) for images in views])
-        return Outputs(features, list(logits), batch_size)
+        vectors = [self.backbone.image_vectors(images) for images in views]
+        logits = self.head(torch.cat(vectors)).split([len(images) for images in views])
+        return Outputs(vectors, list(logits), batch_size)
 
 
 def build_network(config: Config) -> Network:
@@ -102,7 +101,7 @@ class SelfDistillation(nn.Module):
             total = total + self.weights[name] * loss
             metrics |= {f"{name}/{key}": value for key, value in reported.items()}
             metrics[f"{name}/loss"] = loss.detach()
-        metrics["feature_std"] = feature_std(teacher.features[0].cls)
+        metrics["feature_std"] = feature_std(teacher.vectors[0])
         return total, metrics
 
     @torch.no_grad()

@@ -1,6 +1,6 @@
 """What the terms of a loss share: their inputs and their interface.
 
-Shapes used below: B images, V views, K prototypes.
+Shapes used below: B images, V views, D features of the backbone, K prototypes.
 """
 
 from abc import ABC, abstractmethod
@@ -8,18 +8,17 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from nestling.backbones import Features
-
 
 @dataclass
 class Outputs:
     """What a network made of views: one entry per crop size, global views first, each view-major.
 
     Shape:
+        vectors: per entry (V * B, D), the backbone's
         logits: per entry (V * B, K), where rows v * B to (v + 1) * B are view v
     """
 
-    features: list[Features]
+    vectors: list[Tensor]
     logits: list[Tensor]
     batch_size: int
 

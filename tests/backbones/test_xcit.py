@@ -343,3 +343,15 @@ def test_linear_layers_start_as_published():
     assert all(not m.bias.any() for m in model.modules() if isinstance(m, nn.Linear))
     assert model.cls_token.std().item() == pytest.approx(0.02, rel=0.2)
     assert (model.blocks[0].attn.temperature == 1).all()
+
+
+def test_gradients_of_a_single_image_do_not_depend_on_the_order_of_memory():
+    """torch's batch norm on CPUs takes a gradient of one image for another where layouts differ."""
+    torch.manual_seed(0)
+    stem, images = tiny().double().train().patch_embed, torch.randn(1, 3, 48, 40).double()
+    maps = stem(images)
+    plain = torch.randn_like(maps, memory_format=torch.contiguous_format)
+    as_tokens = plain.flatten(2).mT.contiguous().mT.unflatten(2, maps.shape[2:])
+    expected = torch.autograd.grad(maps, list(stem.parameters()), plain, retain_graph=True)
+    found = torch.autograd.grad(maps, list(stem.parameters()), as_tokens)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)

@@ -1,0 +1,50 @@
+"""Backbones beside timm's: the script runs, and says when the two don't compute the same."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+pytest.importorskip("timm")
+
+
+@pytest.fixture
+def script(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import backbones  # the benchmark's module: the package is nestling.backbones
+
+    return backbones
+
+
+@pytest.mark.slow
+def test_steps_and_forward_passes_are_compared_with_timm(tmp_path):
+    command = [sys.executable, BENCHMARKS / "backbones.py", "--quick", "--threads", "1", "--device", "cpu"]
+    subprocess.run([*command, "--json", "rows.json"], cwd=tmp_path, check=True, timeout=100)
+    parts = [row["part"] for row in json.loads((tmp_path / "rows.json").read_text())["rows"]]
+    assert parts == [
+        "xcit_small_12_p16 step fp32, 2x64",
+        "xcit_small_12_p16 forward fp32, 2x64",
+        "xcit_small_12_p16 step bf16, 2x64",
+        "xcit_tiny_12_p16 step fp32, 2x64",
+        "xcit_tiny_12_p16 forward fp32, 2x64",
+        "vit_small_p16 step fp32, 2x64",
+        "vit_small_p16 forward fp32, 2x64",
+        "vit_small_p16 step bf16, 2x64",
+    ]
+
+
+@pytest.mark.slow
+def test_other_weights_are_no_comparison(script):
+    cpu = torch.device("cpu")
+    twins = script.Twins.of("vit_small_p16", cpu, depth=1)
+    case = script.training_case(twins, script.views_of({32: 2}, 1, cpu), False, None, 1)
+    case.check()
+    with torch.no_grad():
+        twins.theirs.blocks[0].mlp.fc1.weight[0, 0] += 1
+    with pytest.raises(ValueError, match="differs from timm's by"):
+        case.check()
