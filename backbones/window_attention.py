@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nestling.backbones.gathered_windows import attend, can_gather
 from nestling.backbones.symbolic_windows import cut_grid
 from nestling.backbones.windows import Windows, attention_mask, kept, relative_position_index
 
@@ -43,7 +44,16 @@ class WindowAttention(nn.Module):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.within(cut_grid((x.shape[1], x.shape[2]), self.window, self.shifted, self.masked), x)
+        windows = cut_grid((x.shape[1], x.shape[2]), self.window, self.shifted, self.masked)
+        return self.gathered(windows, x) if can_gather(x) else self.within(windows, x)
+
+    def gathered(self, windows: Windows, x: Tensor) -> Tensor:
+        """As `within`, faster on a CPU. Shape: x (B, h, w, C) -> the same."""
+        bias = self.bias(windows.size, x)
+        if windows.need_mask:
+            mask = kept(x, attention_mask, windows)[:, None]  # W 1 T T
+            bias = torch.where(mask, torch.zeros((), dtype=x.dtype) if bias is None else bias, float("-inf"))
+        return self.proj(attend(windows, self.qkv(x), self.num_heads, bias, self.qkv.bias))
 
     def within(self, windows: Windows, x: Tensor) -> Tensor:
         """Attention within given windows of the grid. Shape: x (B, h, w, C) -> the same."""

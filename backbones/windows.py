@@ -56,10 +56,13 @@ class Windows(NamedTuple):
         return self.rows.num_windows * self.columns.num_windows + self.spare
 
     @property
+    def is_padded(self) -> bool:
+        return any(axis.padded > axis.length for axis in (self.rows, self.columns))
+
+    @property
     def need_mask(self) -> bool:
         """Whether a window may hold two tokens that must not see each other."""
-        padded = any(axis.padded > axis.length for axis in (self.rows, self.columns))
-        return bool(self.rows.shift or self.columns.shift or (self.masked and padded))
+        return bool(self.rows.shift or self.columns.shift or (self.masked and self.is_padded))
 
     def cut(self, x: Tensor) -> Tensor:
         """Pad with zeros at the bottom and right, shift, and see the grid as windows.
@@ -162,7 +165,7 @@ def relative_position_index(window: tuple[int, int], size: int, device: torch.de
     return index.flatten(2).flatten(0, 1)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=128)
 def _kept(build: Callable[..., Tensor], *arguments: object) -> Tensor:
     with torch.inference_mode(False):  # a tensor made in inference mode could never be used in training
         return build(*arguments)

@@ -10,8 +10,8 @@ import importlib
 from side_by_side import measured, parser
 
 PARTS = (
-    *("multicrop_loss", "last_layer", "views", "worker_share", "backbones", "optimizer", "switches"),
-    *("whole_step", "knn"),
+    *("multicrop_loss", "last_layer", "views", "worker_share", "backbones", "swin", "optimizer"),
+    *("switches", "compiling", "whole_step", "knn"),
 )
 
 
