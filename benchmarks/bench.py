@@ -9,7 +9,17 @@ import importlib
 
 from side_by_side import measured, parser
 
-PARTS = ("multicrop_loss", "last_layer", "views", "backbones", "optimizer", "switches", "whole_step", "knn")
+PARTS = (
+    "multicrop_loss",
+    "last_layer",
+    "views",
+    "backbones",
+    "optimizer",
+    "switches",
+    "compiling",
+    "whole_step",
+    "knn",
+)
 
 
 def main() -> None:
