@@ -19,17 +19,20 @@ class DropPath(nn.Module):
     1 / (1 - rate), so that the expectation is 1. Multiplied into the layer scale it costs one value a
     sample and channel instead of a pass over all tokens.
 
+    The share kept is a tensor, no buffer: a compiled block takes it as an input, and so serves the blocks
+    of all rates, where a number would be part of its code.
+
     Shape:
         x: (B, ...) -> (B, 1, 1)
     """
 
     def __init__(self, rate: float) -> None:
         super().__init__()
-        self.rate = rate
+        self.rate, self.drops = rate, rate > 0
+        self.keep = torch.tensor(1.0 - rate, dtype=torch.float64, device="cpu")
 
     def forward(self, x: Tensor) -> Tensor:
-        keep = 1.0 - self.rate
-        return (torch.rand(len(x), 1, 1, device=x.device) < keep).to(x.dtype) / keep
+        return (torch.rand(len(x), 1, 1, device=x.device) < self.keep).to(x.dtype) / self.keep
 
     def extra_repr(self) -> str:
         return f"rate={self.rate}"

@@ -87,7 +87,7 @@ class Block(nn.Module):
 
     def _add(self, x: Tensor, branch: Tensor, layer_scale: LayerScale | None) -> Tensor:
         factor = None if layer_scale is None else layer_scale()
-        if self.training and self.drop_path.rate:
+        if self.training and self.drop_path.drops:
             drop = self.drop_path(branch)  # B 1 1
             factor = drop if factor is None else factor * drop
         return x + branch if factor is None else torch.addcmul(x, branch, factor)

@@ -84,7 +84,7 @@ class SwinBlock(nn.Module):
         return self._add(x, self.mlp(self.norm2(x)))
 
     def _add(self, x: Tensor, branch: Tensor) -> Tensor:
-        if self.training and self.drop_path.rate:
+        if self.training and self.drop_path.drops:
             return torch.addcmul(x, branch, self.drop_path(branch)[..., None])  # B 1 1 1
         return x + branch
 

@@ -89,7 +89,7 @@ class XCABlock(nn.Module):
         return self._add(x, self.mlp(self.norm2(x)), self.gamma2)
 
     def _add(self, x: Tensor, branch: Tensor, gamma: Tensor) -> Tensor:
-        if self.training and self.drop_path.rate:
+        if self.training and self.drop_path.drops:
             gamma = gamma * self.drop_path(branch)  # B 1 C
         return torch.addcmul(x, branch, gamma)
 
@@ -280,4 +280,5 @@ class XCiT(Backbone):
         return x + self.pos_embeder(grid), grid
 
     def _class_tokens(self, patches: Tensor) -> Tensor:
-        return self.cls_token.expand(patches.shape[0], -1, -1)  # len() would fix B in an exported graph
+        """Laid out as a class-attention block's output, so that all of them share one compiled graph."""
+        return self.cls_token.expand(patches.shape[0], -1, -1).contiguous()  # len() would fix B on export

@@ -239,6 +239,11 @@ class Train:
     activation_checkpointing: bool = key(
         False, "compute activations twice instead of keeping them: less memory, the same gradients"
     )
+    compile: str = key(
+        "none",
+        "blocks: torch.compile for each block of the backbone; takes minutes at the start, meant for GPUs",
+        choices=("none", "blocks"),
+    )
     sharding: str = key(
         "none",
         "full: each of several processes keeps its part of weights, gradients and moments (FSDP2)",

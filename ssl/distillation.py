@@ -108,16 +108,22 @@ class SelfDistillation(nn.Module):
     def update_teacher(self, momentum: float) -> None:
         """teacher <- momentum * teacher + (1 - momentum) * student, then each term's own state.
 
-        Once per step. Weights that are equal stay equal bit for bit: t + w (s - t) = t.
+        Once per step.
         """
-        teacher = [local(parameter) for parameter in self.teacher.parameters()]
-        student = [local(parameter) for parameter in self.student.parameters()]
-        torch._foreach_lerp_(teacher, student, 1 - momentum)
+        follow(self.teacher, self.student, momentum)
         average(running_statistics(self.teacher))
         average(running_statistics(self.student))
         for term in self.terms.children():
             assert isinstance(term, Term)
             term.update()
+
+
+@torch.no_grad()
+def follow(teacher: nn.Module, student: nn.Module, momentum: float) -> None:
+    """Move the teacher's parameters; those that are equal stay equal bit for bit: t + w (s - t) = t."""
+    pairs = zip(teacher.parameters(), student.parameters(), strict=True)
+    averaged, current = zip(*((local(mine), local(other)) for mine, other in pairs), strict=True)
+    torch._foreach_lerp_(averaged, current, 1 - momentum)
 
 
 def batch_norms(module: nn.Module) -> Iterator[nn.Module]:

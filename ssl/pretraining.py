@@ -11,6 +11,7 @@ from accelerate import Accelerator
 
 from nestling.backbones import Backbone
 from nestling.backbones.weights import Weights
+from nestling.ssl import compiling
 from nestling.ssl.batch_size import with_batch_size
 from nestling.ssl.config import Config
 from nestling.ssl.data.ledger import Ledger
@@ -59,6 +60,7 @@ def pretrain(config: Config) -> Path:
     validate(config)
     accelerator = processes.start(config)
     say_only_here(accelerator.is_main_process)
+    compiling.refuse_where_impossible(config, accelerator.device)
     images, queries = opened_together(config)
     config = with_batch_size(config, accelerator, len(images))
     place = (accelerator.process_index, accelerator.num_processes)
@@ -80,14 +82,14 @@ def pretrain(config: Config) -> Path:
     def batches_from(step: int) -> TrainLoader:
         return TrainLoader(images, config, schedules.num_steps, *place, start_step=step, course=run.course)
 
-    with stopping.listening(), running_out_explained(config, IN_TRAINING):
+    with stopping.listening(), running_out_explained(config, IN_TRAINING), compiling.explained(config):
         code = train(
             *(method, batches_from, schedules, run, judges.judge if judges else None, ledger, images.path),
             *(stopping, accelerator),
         )
         if code:
             leave(run, config, accelerator, code)
-    with running_out_explained(config, IN_EVALUATION):
+    with running_out_explained(config, IN_EVALUATION), compiling.eagerly(config):
         backbone = sharding.whole_backbone(method.teacher.backbone, config)
         show(run.path, backbone, judges.knn, queries or images, config, accelerator)
     accelerator.end_training()
@@ -107,6 +109,7 @@ def networks(config: Config, weights: Weights | None, accelerator: Accelerator) 
             start_from(method, weights, config)
         processes.synchronise_batch_norms(method, accelerator)
         try_a_step(method, config, processes.autocast_dtype(accelerator))
+        compiling.compile_blocks(method, config)
     return method
 
 
@@ -145,7 +148,7 @@ class Judges:
     def judge(self, backbone: Backbone) -> dict[str, float]:
         """All numbers of a backbone by name."""
         found: dict[str, float] = {}
-        with running_out_explained(self._config, IN_EVALUATION):
+        with running_out_explained(self._config, IN_EVALUATION), compiling.eagerly(self._config):
             backbone = sharding.whole_backbone(backbone, self._config)
             autocast = processes.autocast_dtype(self._accelerator)
             for judge in (self.knn, self.unlabelled):

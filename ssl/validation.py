@@ -5,12 +5,16 @@ torch is imported inside the functions: a typo in a key must answer without it.
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nestling.ssl.config import AUTO, Config
 from nestling.ssl.data.channels import BY_MODE, backbone_options, channels
 from nestling.ssl.errors import UserError
 from nestling.ssl.keys import nearest, show
 from nestling.ssl.names import printable
+
+if TYPE_CHECKING:
+    from nestling.backbones import Backbone
 
 
 def validate(config: Config) -> None:
@@ -147,6 +151,8 @@ def _check_backbone(config: Config) -> None:
         backbone.activation_checkpointing = config.train.activation_checkpointing
     except ValueError as error:
         raise UserError(f"train.activation_checkpointing=true: {error}") from None
+    if config.train.compile != "none":
+        _check_compiled(config, backbone)
     if not any(parameter.requires_grad for parameter in backbone.parameters()):
         raise UserError(f"backbone.name={name} has no parameter to train; name another backbone")
     for key, side in _sides(config):
@@ -154,6 +160,20 @@ def _check_backbone(config: Config) -> None:
             backbone.check_size(side, side)
         except ValueError as error:
             raise UserError(f"{key}={side} doesn't fit backbone.name={name}: {error}") from None
+
+
+def _check_compiled(config: Config, backbone: "Backbone") -> None:
+    """Blocks of another library are checkpointed from inside, where torch.compile refuses it."""
+    from nestling.backbones.adapters.base import Adapter
+    from nestling.backbones.adapters.blocks import blocks_of
+
+    asked, name = f"train.compile={config.train.compile}", f"backbone.name={printable(config.backbone.name)}"
+    if not blocks_of(backbone):
+        raise UserError(f"{asked}: {name} repeats no block that could be compiled; set train.compile=none")
+    if config.train.activation_checkpointing and isinstance(backbone, Adapter):
+        raise UserError(
+            f"{asked} doesn't go with train.activation_checkpointing=true for {name}; switch one of them off"
+        )
 
 
 def _sides(config: Config) -> Iterator[tuple[str, int]]:

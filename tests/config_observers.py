@@ -18,6 +18,7 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from torch import Tensor, nn
 
 from nestling import backbones
+from nestling.ssl.compiling import compile_blocks
 from nestling.ssl.config import Config
 from nestling.ssl.data.channels import backbone_options
 from nestling.ssl.data.loader import TrainLoader
@@ -190,6 +191,13 @@ def checkpointed(config: Config) -> int:
     block.register_forward_pre_hook(lambda *_: runs.append(None))
     network([torch.zeros(2, 3, 16, 16)], 1).logits[0].sum().backward()
     return len(runs)
+
+
+def compiled(config: Config) -> list[str]:
+    """What of student and teacher is to be compiled when it is first called."""
+    method = SelfDistillation(config)
+    compile_blocks(method, config)
+    return [name for name, module in method.named_modules() if module._compiled_call_impl is not None]
 
 
 def judge(config: Config, hook: Callable[[nn.Module, tuple[Tensor]], None]) -> dict[str, float]:

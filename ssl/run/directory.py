@@ -26,7 +26,7 @@ WRITTEN = (
 FREE_ON_RESUME = (
     *("out", "resume", "overwrite", "data.num_workers", "data.start_method", "log."),
     *("train.keep_last", "train.keep_every", "train.on_full_disk"),
-    *("train.activation_checkpointing", "train.sharding", "train.max_hours", "train.on_nan"),
+    *("train.activation_checkpointing", "train.compile", "train.sharding", "train.max_hours", "train.on_nan"),
     *("expect_world_size", "data.cache", "data.root", "data.on_error", "data.max_bad_share"),
     "knn.batch_size",
     *("train.batch_size", "train.accumulation"),  # `changes` says what follows from another one

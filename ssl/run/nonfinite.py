@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nestling.ssl.compiling import eagerly
 from nestling.ssl.data.loader import Batch
 from nestling.ssl.distillation import SelfDistillation
 from nestling.ssl.distributed import everyones, failing_together, largest, local
@@ -127,7 +128,7 @@ class NonFiniteSteps:
             if parameter.grad is not None and not local(parameter.grad).isfinite().all()
         ]
         forwards = []
-        with torch.no_grad(), watched(self._method) as bad_modules:
+        with torch.no_grad(), eagerly(self._run.config), watched(self._method) as bad_modules:
             for batch, loss, metrics in self._repeat(step):
                 files = [self._path_of(index) for index in batch.indices.tolist()]
                 numbers = {name: _plain(value) for name, value in metrics.items()}
