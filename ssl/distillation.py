@@ -14,8 +14,8 @@ from nestling.backbones import Backbone
 from nestling.ssl import terms
 from nestling.ssl.config import Config
 from nestling.ssl.data.channels import backbone_options
-from nestling.ssl.distributed import average, local
-from nestling.ssl.heads import ProjectionHead
+from nestling.ssl.distributed import average, is_sharded, local
+from nestling.ssl.heads import DeferredLogits, ProjectionHead
 from nestling.ssl.terms import Outputs, Term
 
 BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
@@ -25,7 +25,8 @@ class Network(nn.Module):
     """A backbone and its projection head.
 
     It takes all crop sizes in one call, so that DDP sees one forward per backward, and projects
-    the class tokens of all views at once.
+    the class tokens of all views at once. The last layer is left to the loss, which is faster with
+    both at once; not where its weights lie in parts, as they are whole only in here.
     """
 
     def __init__(self, backbone: Backbone, head: ProjectionHead) -> None:
@@ -37,8 +38,10 @@ class Network(nn.Module):
         """`views`: per crop size (V * B, C, H, W), view-major."""
         features = [self.backbone(images) for images in views]
         cls = torch.cat([feature.cls for feature in features])
-        logits = self.head(cls).split([len(images) for images in views])
-        return Outputs(features, list(logits), batch_size)
+        sizes, last_layer = [len(images) for images in views], self.head.last_layer
+        if is_sharded(last_layer.weight_v):
+            return Outputs(features, self.head(cls).split(sizes), batch_size)
+        return Outputs(features, DeferredLogits(self.head.bottleneck(cls), last_layer, sizes), batch_size)
 
 
 def build_network(config: Config) -> Network:
@@ -95,7 +98,7 @@ class SelfDistillation(nn.Module):
         self, student: Outputs, teacher: Outputs, temperature: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The weighted sum of the terms, and what they report."""
-        total = torch.zeros((), device=student.logits[0].device)
+        total = torch.zeros((), device=student.features[0].cls.device)
         metrics: dict[str, Tensor] = {}
         for name, term in self.terms.items():
             loss, reported = term(student, teacher, temperature)

@@ -4,6 +4,7 @@ Shapes used below: B images, V views, K prototypes.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -15,12 +16,14 @@ from nestling.backbones import Features
 class Outputs:
     """What a network made of views: one entry per crop size, global views first, each view-major.
 
+    The logits may be `heads.DeferredLogits`, which are computed when first read.
+
     Shape:
         logits: per entry (V * B, K), where rows v * B to (v + 1) * B are view v
     """
 
     features: list[Features]
-    logits: list[Tensor]
+    logits: Sequence[Tensor]
     batch_size: int
 
     def views(self) -> list[Tensor]:
