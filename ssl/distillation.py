@@ -14,8 +14,8 @@ from nestling.backbones import Backbone
 from nestling.ssl import terms
 from nestling.ssl.config import Config
 from nestling.ssl.data.channels import backbone_options
-from nestling.ssl.distributed import average, local
-from nestling.ssl.heads import ProjectionHead
+from nestling.ssl.distributed import average, is_sharded, local
+from nestling.ssl.heads import DeferredLogits, ProjectionHead
 from nestling.ssl.terms import Outputs, Term
 
 BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
@@ -25,7 +25,8 @@ class Network(nn.Module):
     """A backbone and its projection head.
 
     It takes all crop sizes in one call, so that DDP sees one forward per backward, and projects
-    the class tokens of all views at once.
+    the class tokens of all views at once. The last layer is left to the loss, which is faster with
+    both at once; not where its weights lie in parts, as they are whole only in here.
     """
 
     def __init__(self, backbone: Backbone, head: ProjectionHead) -> None:
@@ -36,8 +37,12 @@ class Network(nn.Module):
     def forward(self, views: list[Tensor], batch_size: int) -> Outputs:
         """`views`: per crop size (V * B, C, H, W), view-major."""
         vectors = [self.backbone.image_vectors(images) for images in views]
-        logits = self.head(torch.cat(vectors)).split([len(images) for images in views])
-        return Outputs(vectors, list(logits), batch_size)
+        sizes, together = [len(images) for images in views], torch.cat(vectors)
+        last_layer = self.head.last_layer
+        if is_sharded(last_layer.weight_v):
+            return Outputs(vectors, self.head(together).split(sizes), batch_size)
+        bottleneck = self.head.bottleneck(together)
+        return Outputs(vectors, DeferredLogits(bottleneck, last_layer, sizes), batch_size)
 
 
 def build_network(config: Config) -> Network:
@@ -94,7 +99,7 @@ class SelfDistillation(nn.Module):
         self, student: Outputs, teacher: Outputs, temperature: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The weighted sum of the terms, and what they report."""
-        total = torch.zeros((), device=student.logits[0].device)
+        total = torch.zeros((), device=student.features[0].cls.device)
         metrics: dict[str, Tensor] = {}
         for name, term in self.terms.items():
             loss, reported = term(student, teacher, temperature)

@@ -3,7 +3,9 @@
 Shapes used below: B vectors, D backbone width, E bottleneck width, K prototypes.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, overload
 
 import torch
 import torch.nn.functional as F
@@ -83,4 +85,40 @@ class ProjectionHead(nn.Module):
         self.last_layer = PrototypeLayer(bottleneck_dim, num_prototypes, unit_norm=norm_last_layer)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last_layer(F.normalize(self.mlp(x), dim=-1))
+        return self.last_layer(self.bottleneck(x))
+
+    def bottleneck(self, x: Tensor) -> Tensor:
+        """What the last layer compares with its prototypes. Shape: (B, D) -> (B, E)."""
+        return F.normalize(self.mlp(x), dim=-1)
+
+
+class DeferredLogits(Sequence[Tensor]):
+    """Logits, per crop size, of bottleneck vectors: computed when first read, as they would have been.
+
+    A loss that is fused with the last layer takes `vectors` and `layer` instead and never has all logits.
+    `dtype` is that of autocast here, None without it.
+
+    Shape:
+        vectors: (B, E), the rows of all crop sizes
+    """
+
+    def __init__(self, vectors: Tensor, layer: PrototypeLayer, sizes: list[int]) -> None:
+        self.vectors, self.layer, self._sizes = vectors, layer, sizes
+        device = vectors.device.type
+        self.dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+    @cached_property
+    def _logits(self) -> tuple[Tensor, ...]:
+        with torch.autocast(self.vectors.device.type, self.dtype, enabled=self.dtype is not None):
+            logits: Tensor = self.layer(self.vectors)
+        return logits.split(self._sizes)
+
+    @overload
+    def __getitem__(self, index: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Tensor, ...]: ...
+    def __getitem__(self, index: int | slice) -> Tensor | tuple[Tensor, ...]:
+        return self._logits[index]
+
+    def __len__(self) -> int:
+        return len(self._sizes)

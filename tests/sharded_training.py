@@ -81,6 +81,9 @@ class Training:
         self.method = SelfDistillation(config)
         self.own = optim.build(config.optim, optim.parameter_groups(self.method.student))
         self.student, self.optimizer = sharding.prepared(self.method, self.own, accelerator, config)
+        if config.train.precision == "bf16":  # which rounds logits unlike the loss fused with the last layer
+            for network in (self.method.student, self.method.teacher):
+                network.register_forward_hook(lambda _, __, seen: replace(seen, logits=list(seen.logits)))
         self.losses: list[float] = []
         self.norms: list[float] = []
 

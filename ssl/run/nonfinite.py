@@ -178,8 +178,8 @@ def tensors_in(output: object) -> Iterator[Tensor]:
             yield output
     elif isinstance(output, Mapping):
         yield from tensors_in(list(output.values()))
-    elif isinstance(output, list | tuple):
-        for item in output:
+    elif isinstance(output, Sequence) and not isinstance(output, str):
+        for item in output:  # of deferred logits too, which calls the last layer
             yield from tensors_in(item)
     elif is_dataclass(output):
         yield from tensors_in(vars(output))

@@ -29,8 +29,13 @@ class Center(nn.Module):
     @torch.no_grad()
     def add(self, logits: Tensor) -> None:
         """Gather the teacher's logits (B, K) of one micro-batch."""
-        self.total += logits.to(self.total.dtype).sum(dim=0)
-        self.count += len(logits)
+        self.add_sum(logits.sum(dim=0, dtype=self.total.dtype), len(logits))
+
+    @torch.no_grad()
+    def add_sum(self, total: Tensor, count: int) -> None:
+        """Gather the sum (K,) of that many rows of logits."""
+        self.total += total
+        self.count += count
 
     @torch.no_grad()
     def update(self) -> None:

@@ -4,41 +4,27 @@ Shapes used below: B images, V student views of which the first T are global, K 
 """
 
 import math
-from functools import reduce
 
 import torch
 from torch import Tensor
 
+from nestling.ssl.heads import DeferredLogits
 from nestling.ssl.terms.centering import Center
+from nestling.ssl.terms.fused import fused_loss, gain_of
+from nestling.ssl.terms.pairs import Scratch, multi_crop_loss
+from nestling.ssl.terms.targets import Targets
 from nestling.ssl.terms.term import Outputs, Term
 
 
 def dino_loss(student: list[Tensor], targets: Tensor, temperature: float) -> Tensor:
     """Mean over pairs (t, v), t != v, of the cross-entropy -sum_k q_t log p_v (equation 3).
 
-    With the targets q summing to one, the pairs of student view v cost together
-
-        |T_v| logsumexp(s_v / temperature) - <sum of q_t over t in T_v, s_v / temperature>
-
-    where T_v are the global views other than v: one log-sum-exp and one product per view
-    instead of one per pair, and no log-softmax is ever stored.
-
     Shape:
         student: V tensors (B, K), global views first
         targets: (T, B, K), each row a distribution
     """
-    everything = targets.sum(dim=0)
-    loss = torch.zeros((), dtype=targets.dtype, device=targets.device)
-    num_pairs = 0
-    for v, logits in enumerate(student):
-        others = [q for t, q in enumerate(targets) if t != v]
-        if not others:
-            continue
-        seen = everything if len(others) == len(targets) else reduce(torch.add, others)
-        scaled = logits.to(targets.dtype) / temperature
-        loss = loss + (len(others) * scaled.logsumexp(dim=-1) - (seen * scaled).sum(dim=-1)).mean()
-        num_pairs += len(others)
-    return loss / num_pairs
+    views = [logits[None] for logits in student]
+    return multi_crop_loss(views, lambda images: targets[:, images], len(targets), temperature, Scratch())
 
 
 class DinoTerm(Term):
@@ -51,31 +37,42 @@ class DinoTerm(Term):
         super().__init__()
         self.temperature = temperature
         self.center = Center(num_prototypes, center_momentum)
+        self._scratch = Scratch()
 
     def forward(
         self, student: Outputs, teacher: Outputs, teacher_temperature: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of a micro-batch, whose teacher logits are gathered for the center."""
-        with torch.autocast(student.logits[0].device.type, enabled=False):
-            logits = teacher.logits[0].to(torch.promote_types(teacher.logits[0].dtype, torch.float32))
-            targets = ((logits - self.center.center) / teacher_temperature).softmax(dim=-1)
-            self.center.add(logits)
-            loss = dino_loss(
-                student.views(), targets.unflatten(0, (-1, student.batch_size)), self.temperature
-            )
+        center, size = self.center.center, student.batch_size
+        with torch.autocast(center.device.type, enabled=False):
+            if isinstance(student.logits, DeferredLogits) and isinstance(teacher.logits, DeferredLogits):
+                targets = Targets(center, teacher_temperature, self._scratch, gain_of(teacher.logits.layer))
+                loss = fused_loss(
+                    student.logits, teacher.logits, targets, size, self.temperature, self._scratch
+                )
+            else:
+                targets = Targets(center, teacher_temperature, self._scratch)
+                views = [logits.unflatten(0, (-1, size)) for logits in student.logits]
+                logits = teacher.logits[0].unflatten(0, (-1, size))
+                loss = multi_crop_loss(
+                    views,
+                    lambda images: targets(logits[:, images]),
+                    len(logits),
+                    self.temperature,
+                    self._scratch,
+                )
+            self.center.add_sum(targets.total, targets.num_rows)
             return loss, self._metrics(targets, loss)
 
     @torch.no_grad()
-    def _metrics(self, targets: Tensor, loss: Tensor) -> dict[str, Tensor]:
+    def _metrics(self, targets: Targets, loss: Tensor) -> dict[str, Tensor]:
         """KL(teacher || student) is the loss less the teacher's entropy, as every pair's q weighs alike."""
-        entropy = torch.special.entr(targets).sum(dim=-1).mean()
-        winners = targets.argmax(dim=-1)
-        votes = torch.zeros_like(targets[0]).index_add_(0, winners, torch.ones_like(targets[:, 0]))
+        entropy, center = targets.entropy, self.center.center
         return {
-            "teacher_entropy": entropy / math.log(targets.shape[-1]),
+            "teacher_entropy": entropy / math.log(len(center)),
             "kl": loss.detach() - entropy,
-            "dominant_prototype": votes.max() / len(targets),
-            "center_norm": self.center.center.norm(),
+            "dominant_prototype": targets.dominance,
+            "center_norm": center.norm(),
         }
 
     def update(self) -> None:

@@ -4,6 +4,7 @@ Shapes used below: B images, V views, D features of the backbone, K prototypes.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -13,13 +14,15 @@ from torch import Tensor, nn
 class Outputs:
     """What a network made of views: one entry per crop size, global views first, each view-major.
 
+    The logits may be `heads.DeferredLogits`, which are computed when first read.
+
     Shape:
         vectors: per entry (V * B, D), the backbone's
         logits: per entry (V * B, K), where rows v * B to (v + 1) * B are view v
     """
 
     vectors: list[Tensor]
-    logits: list[Tensor]
+    logits: Sequence[Tensor]
     batch_size: int
 
     def views(self) -> list[Tensor]:

@@ -106,6 +106,7 @@ def test_under_bf16_the_networks_compute_in_it_and_loss_center_and_gradients_do_
         targets = method.targets(views[0], 4)
     seen = student(views, 4)
     assert {logits.dtype for logits in (*seen.logits, *targets.logits)} == {torch.bfloat16}
+    seen.logits, targets.logits = list(seen.logits), list(targets.logits)
     loss, metrics = method.loss(seen, targets, 0.04)
     assert loss.dtype == torch.float32
     assert {value.dtype for value in metrics.values()} == {torch.float32}

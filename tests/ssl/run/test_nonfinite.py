@@ -15,12 +15,13 @@ from nestling.backbones.registry import _REGISTRY, register
 from nestling.backbones.xcit import XCiT
 from nestling.ssl import config as schema
 from nestling.ssl.config import Config
+from nestling.ssl.distillation import SelfDistillation
 from nestling.ssl.errors import UserError
 from nestling.ssl.pretraining import pretrain
 from nestling.ssl.randomness import Stream, generator
 from nestling.ssl.run import checkpoints
 from nestling.ssl.run.log import read
-from nestling.ssl.run.nonfinite import MOST_IN_A_ROW, tensors_in
+from nestling.ssl.run.nonfinite import MOST_IN_A_ROW, tensors_in, watched
 
 SEED = 3
 
@@ -185,6 +186,16 @@ def test_weights_that_a_step_made_infinite_are_never_saved(image_folder, tmp_pat
         pretrain(settings)
     for path in checkpoints.saved(tmp_path / "run"):
         assert all(value.isfinite().all() for value in checkpoints.load(path).student.values())
+
+
+def test_a_last_layer_is_blamed_though_the_loss_computes_it(tmp_path):
+    poison()
+    method = SelfDistillation(config(tmp_path, tmp_path / "run"))
+    with torch.no_grad(), watched(method) as found:
+        method.student.head.last_layer.weight_v.fill_(torch.inf)
+        views = torch.randn(4, 3, 16, 16)
+        method.loss(method.student([views], 2), method.targets(views, 2), 0.04)
+    assert found[:2] == ["student.head.last_layer", "student"]
 
 
 def test_tensors_are_found_however_deep():

@@ -109,3 +109,17 @@ def test_the_teacher_gets_no_gradient_from_its_own_view():
     second = torch.autograd.grad(dino_loss(student, changed, 0.1), student)
     assert torch.equal(first[0], second[0]), "view 0 is paired with the teacher's view 1 alone"
     assert not torch.equal(first[1], second[1])
+
+
+def test_gradients_of_fp16_logits_survive_a_large_batch():
+    """Each is far below what fp16 can hold, as a batch of 64 has them; the scaled loss gives them back."""
+    student = [torch.randn(2 * 64, K).half().requires_grad_() for _ in range(2)]
+    exact = [logits.detach().double().requires_grad_() for logits in student]
+    teacher = torch.randn(2 * 64, K)
+    for logits, dtype, scale in ((student, torch.float16, 65536.0), (exact, torch.float64, 1.0)):
+        term = DinoTerm(K).to(torch.promote_types(dtype, torch.float32))
+        targets = Outputs([], [teacher.half().to(dtype)], 64)
+        loss, _ = term(Outputs([], logits, 64), targets, 0.04)
+        (scale * loss).backward()
+    for mine, theirs in zip(student, exact, strict=True):
+        torch.testing.assert_close(mine.grad.double() / 65536, theirs.grad, rtol=2e-3, atol=1e-9)
