@@ -99,7 +99,7 @@ class SelfDistillation(nn.Module):
         self, student: Outputs, teacher: Outputs, temperature: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The weighted sum of the terms, and what they report."""
-        total = torch.zeros((), device=student.features[0].cls.device)
+        total = torch.zeros((), device=student.vectors[0].device)
         metrics: dict[str, Tensor] = {}
         for name, term in self.terms.items():
             loss, reported = term(student, teacher, temperature)
