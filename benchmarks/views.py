@@ -67,7 +67,7 @@ def jpegs(width: int, height: int) -> list[bytes]:
     return contents
 
 
-def ours(contents: list[bytes], scaled: bool = True) -> Callable[[], list[Tensor]]:
+def loaded(contents: list[bytes], scaled: bool = True) -> Callable[[], list[Tensor]]:
     """The loader's work for a micro-batch of all photographs, other draws at each call."""
     cfg = Config()
     cfg.data.num_workers, cfg.data.scaled_decode, cfg.train.batch_size = 0, scaled, len(contents)
@@ -99,7 +99,7 @@ def dino_on_tensors() -> Callable[[Tensor], list[Tensor]]:
     return lambda image: [make(image) for make in (*large, *[small] * NUM_LOCAL)]
 
 
-def theirs(
+def transformed(
     contents: list[bytes], views: Callable[[Any], list[Tensor]], tensors: bool = False
 ) -> Callable[[], list[list[Tensor]]]:
     """Decoded by Pillow, as torchvision's data sets do."""
@@ -130,7 +130,7 @@ def compared(contents: list[bytes], peer: Callable[[], list[list[Tensor]]]) -> N
             raise ValueError(
                 f"views differ from Pillow's by {np.mean(far):.1f} levels on average, at most 2 asked"
             )
-    sides = [ours(contents, scaled)() for scaled in (True, False)]
+    sides = [loaded(contents, scaled)() for scaled in (True, False)]
     for small, large in zip(*sides, strict=True):
         far = (small.float() - large.float()).abs().mean()
         if far > 4:
@@ -143,9 +143,9 @@ def cases(device: torch.device, quick: bool) -> Iterator[Case]:
     """Per size of the images: each peer, and with normalisation."""
     for (width, height), at_least in SIZES.items():
         contents = jpegs(width, height)[: 1 if quick else None]
-        dino, make = theirs(contents, dino_transform(num_local=NUM_LOCAL)), ours(contents)
-        light = theirs(contents, lightly.transforms.DINOTransform(n_local_views=NUM_LOCAL))
-        tensors = theirs(contents, dino_on_tensors(), tensors=True)
+        dino, make = transformed(contents, dino_transform(num_local=NUM_LOCAL)), loaded(contents)
+        light = transformed(contents, lightly.transforms.DINOTransform(n_local_views=NUM_LOCAL))
+        tensors = transformed(contents, dino_on_tensors(), tensors=True)
         rounds = 2 if quick else 9 if width < 1000 else 5
 
         def normalised(make: Callable[[], list[Tensor]] = make) -> list[Tensor]:

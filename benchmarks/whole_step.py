@@ -5,6 +5,9 @@
 Ours is what training runs, without accelerate around it. The peer is timm's XCiT with the same weights, a
 head under torch's own weight norm, the loss by pairs of views and loops over the parameters. Both see 2 views
 of 224 and 8 of 96 pixels of 8 images, with 65,536 prototypes, in fp32, without drop path.
+
+The second case begins with JPEGs of 500 x 375 pixels in memory, whose views the same process makes: ours by
+the training loader, the peer's by torchvision's transforms as DINO composes them.
 """
 
 import copy
@@ -15,14 +18,17 @@ from functools import partial
 import timm
 import torch
 from published import PairLoss, PublishedHead, adamw_loop, clip_loop, ema_loop
+from published_views import MEAN, STD, dino_transform
 from side_by_side import Case, main
 from timm.models.xcit import checkpoint_filter_fn
 from torch import Tensor, nn
+from views import compared, jpegs, loaded, transformed
 
 from nestling.ssl import optim
 from nestling.ssl.config import Backbone, Config, Head
 from nestling.ssl.distillation import Network, SelfDistillation
 from nestling.ssl.schedules import StepValues
+from nestling.ssl.views.render import normalize
 
 NAME, MAX_NORM, TOLERANCE = "xcit_tiny_12_p16", 3.0, 1e-5
 VALUES = StepValues(
@@ -118,7 +124,7 @@ def config_of(quick: bool) -> Config:
 
 
 def cases(device: torch.device, quick: bool) -> Iterator[Case]:
-    """One case; its check takes the first steps of training, whose losses must agree."""
+    """The step alone, then with its views; the check takes steps of training, whose losses must agree."""
     batch_size, sides = (4, (64, 32)) if quick else (8, (224, 96))
     draw = torch.Generator().manual_seed(0)
     views = [
@@ -132,6 +138,27 @@ def cases(device: torch.device, quick: bool) -> Iterator[Case]:
         "whole step, XCiT-T12/16, fp32",
         "timm, pair loss, parameter loops",
         *(mine, theirs, partial(check, mine, theirs)),
+        at_least=1.3,
+        rounds=2 if quick else 3,
+    )
+    contents = jpegs(500, 375) * (batch_size // 4)
+    load, transform = loaded(contents), transformed(contents, dino_transform())
+
+    def from_files() -> Tensor:
+        return ours.step([normalize(group.to(device), MEAN, STD) for group in load()], batch_size)
+
+    def published_from_files() -> Tensor:
+        by_view = [torch.stack(images) for images in zip(*transform(), strict=True)]
+        return peer.step([torch.cat(group).to(device) for group in (by_view[:2], by_view[2:])])
+
+    def check_both() -> None:
+        check(mine, theirs)
+        compared(contents[:4], transform)
+
+    yield Case(
+        "whole step with its views, XCiT-T12/16, fp32",
+        "the same, torchvision v1",
+        *(from_files, published_from_files, check_both),
         at_least=1.3,
         rounds=2 if quick else 3,
     )

@@ -19,7 +19,7 @@ from nestling.ssl.data.loader import TrainLoader
 from nestling.ssl.data.order import course_of
 from nestling.ssl.data.sources.base import ImageSource
 from nestling.ssl.data.sources.opening import EMBEDDED, TORCHVISION, opened_together
-from nestling.ssl.data.survey import warn_of_shallow, warn_of_small
+from nestling.ssl.data.survey import say_if_not_compiled, warn_of_shallow, warn_of_small
 from nestling.ssl.distillation import SelfDistillation
 from nestling.ssl.distributed import failing_together
 from nestling.ssl.errors import Stopped, UserError
@@ -76,6 +76,7 @@ def pretrain(config: Config) -> Path:
     announce(config, accelerator, schedules, images, queries)
     judges.announce()
     if accelerator.is_main_process:
+        say_if_not_compiled()
         warn_of_small(images, config)
         warn_of_shallow(config)
 

@@ -1,4 +1,4 @@
-"""What a look at the images says before a run starts."""
+"""What a look at the images, and at what renders them, says before a run starts."""
 
 import logging
 
@@ -7,11 +7,21 @@ from nestling.ssl.data.measuring.facts import suggested_window
 from nestling.ssl.data.measuring.measure import depths_of
 from nestling.ssl.data.sources.base import ImageSource, evenly
 from nestling.ssl.names import printable
+from nestling.ssl.views import render
 
 logger = logging.getLogger("nestling")
 
 DECODED = 8
 LOOKED_AT = 20_000  # headers read, evenly chosen: seconds on a local disk
+
+
+def say_if_not_compiled() -> None:
+    """Say that views are made without the compiled kernel, which was left out where no compiler was."""
+    if render.kernel is None:
+        logger.info(
+            "this installation has no compiled kernel, so views take about twice as long: with a C compiler "
+            "on the machine, install nestling again"
+        )
 
 
 def warn_of_small(source: ImageSource, config: Config) -> None:

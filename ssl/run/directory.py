@@ -14,6 +14,7 @@ from nestling.ssl.errors import UserError
 from nestling.ssl.run import checkpoints, lock
 from nestling.ssl.run.disk import replaced
 from nestling.ssl.run.marks import ENVIRONMENT, is_run
+from nestling.ssl.views import render
 
 RECORDED = ("torch", "torchvision", "lightly", "accelerate", "omegaconf", "faiss-cpu", "numpy", "pillow")
 CONFIG, LOG, PICTURE = "config.yaml", "log.jsonl", "picture.png"
@@ -104,6 +105,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: installed(name) for name in RECORDED},
+        "compiled_kernel": render.kernel is not None,
         "git": git("rev-parse", "HEAD"),
         "git_dirty": bool(git("status", "--porcelain", "--untracked-files=no")),
     }

@@ -16,7 +16,7 @@ ROWS = {
         "clipping, all gradients above",
     ],
     "compiling": ["XCiT-T12/16, blocks compiled, fp32"],
-    "whole_step": ["whole step, XCiT-T12/16, fp32"],
+    "whole_step": ["whole step, XCiT-T12/16, fp32", "whole step with its views, XCiT-T12/16, fp32"],
 }
 
 

@@ -3,6 +3,7 @@ import pytest
 from nestling.ssl.config import Config
 from nestling.ssl.errors import UserError
 from nestling.ssl.run import directory, lock
+from nestling.ssl.views import render
 
 
 def config(out, **settings) -> Config:
@@ -79,3 +80,4 @@ def test_the_environment_names_versions_and_revision():
     assert record["packages"]["torch"].count(".") >= 2
     assert record["nestling"] is None or record["nestling"][0].isdigit()
     assert set(record) >= {"python", "platform", "git", "git_dirty"}
+    assert record["compiled_kernel"] == (render.kernel is not None)
