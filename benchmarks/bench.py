@@ -11,7 +11,7 @@ from side_by_side import measured, parser
 
 PARTS = (
     *("multicrop_loss", "last_layer", "views", "worker_share", "backbones", "swin", "optimizer"),
-    *("switches", "compiling", "whole_step", "knn"),
+    *("switches", "prefetching", "compiling", "whole_step", "knn"),
 )
 
 

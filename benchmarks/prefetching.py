@@ -16,7 +16,7 @@ from nestling.ssl.data.prefetch import Prefetched, prefetched
 SIDE = 4096  # of the matrices whose products stand for the work on a batch
 
 
-def prefetch_cases(device: torch.device, quick: bool) -> Iterator[Case]:
+def cases(device: torch.device, quick: bool) -> Iterator[Case]:
     """Steps on pinned batches of 2 x 224 + 8 x 96 views; nothing on a CPU."""
     if device.type != "cuda":
         return
@@ -69,4 +69,4 @@ def stepped(batches: Prefetched, weights: torch.Tensor) -> torch.Tensor:
 
 
 if __name__ == "__main__":
-    main(prefetch_cases, __doc__)
+    main(cases, __doc__)

@@ -1,33 +1,8 @@
-import json
-import subprocess
-import sys
-
 import pytest
 import torch
 
 pytest.importorskip("timm")
 pytest.importorskip("torchvision")
-
-
-@pytest.mark.slow
-def test_a_step_of_swin_is_timed_beside_both_peers(repository, tmp_path):
-    command = [
-        sys.executable,
-        repository / "benchmarks/swin.py",
-        "--quick",
-        "--device",
-        "cpu",
-        "--threads",
-        "1",
-    ]
-    subprocess.run([*command, "--json", "rows.json"], check=True, cwd=tmp_path)
-    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
-    assert [(row["part"], row["peer"]) for row in rows] == [
-        ("Swin-T step, 224 px", "timm"),
-        ("Swin-T step, 224 px", "torchvision"),
-        ("Swin-T step, 2 x 224 + 8 x 96 px", "torchvision"),
-        ("Swin-T step, bf16, 96 px", "torchvision"),
-    ]
 
 
 @pytest.mark.slow
