@@ -33,5 +33,7 @@ def markdown(content: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    figures, page = map(Path, sys.argv[1:])
-    renew(page, "bench", markdown(json.loads(figures.read_text())))
+    *figures, page = map(Path, sys.argv[1:])
+    contents = [json.loads(path.read_text()) for path in figures]
+    rows = [row for content in contents for row in content["rows"]]
+    renew(page, "bench", markdown({"machine": contents[0]["machine"], "rows": rows}))
