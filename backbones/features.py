@@ -42,6 +42,12 @@ class Backbone(nn.Module, ABC):
     has_attention: bool = True
     activation_checkpointing: bool = False
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """A class with a `forward` of its own doesn't inherit the short way of another one's."""
+        super().__init_subclass__(**kwargs)
+        if "forward" in vars(cls) and "image_vectors" not in vars(cls):
+            cls.image_vectors = Backbone.image_vectors  # type: ignore[method-assign]
+
     @abstractmethod
     def forward(self, images: Tensor, mask: Tensor | None = None) -> Features:
         """Features of a batch; masked patches are replaced by the mask token before the first block.

@@ -7,6 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from nestling import backbones
+from nestling.backbones.xcit import XCiT
 
 SMALL = {"embed_dim": 32, "depth": 3, "num_heads": 2}
 NETWORKS = {
@@ -50,3 +51,15 @@ def test_a_last_block_costs_next_to_nothing_for_it(name):
         last(*inputs, True)
     dim, num_heads = 32, 2
     assert counter.get_total_flops() / 2 == 12 * dim**2 + 2 * 65 * num_heads * dim
+
+
+def test_a_class_with_a_forward_of_its_own_is_asked_for_its_own_vectors():
+    class Doubled(XCiT):
+        def forward(self, images, mask=None):
+            features = super().forward(images, mask)
+            return backbones.Features(2 * features.cls, features.patches, features.grid)
+
+    network = Doubled("doubled", patch=8, **SMALL).eval()
+    images = torch.randn(1, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(network.image_vectors(images), network(images).cls)
