@@ -156,6 +156,8 @@ def cases(device: torch.device, quick: bool) -> Iterator[Case]:
             ("torch weight_norm, then pair loop", vectors.looped, vectors.torchs),
             ("lightly by view, then DINOLoss", vectors.by_view, vectors.lightlys),
         ]
+        if is_slow:  # both sides computing in bf16 would take minutes, so the two aren't alike
+            name, at_least = "bf16, ours in fp32", None
         part = f"layer + loss, {images} x 10 x {prototypes}, {name}"
         for peer, way, layers in peers[: 3 if dtype == torch.float32 else 2]:
             yield Case(

@@ -25,6 +25,8 @@ def markdown(content: dict[str, Any]) -> str:
     for (part, peer), by_threads in cases.items():
         first = next(iter(by_threads.values()))
         asked = "" if first["at_least"] is None else f"{first['at_least']:g}x"
+        if any(row["misses"] for row in by_threads.values()):
+            asked += ", missed"
         ratios = [f"{by_threads[n]['wall_ratio']:.2f}x" if n in by_threads else "" for n in (1, 2)]
         share = first["memory_share"]
         memory = "" if share is None else f"{share:.2f}x"

@@ -19,10 +19,11 @@ from pathlib import Path
 
 import torch
 
+from nestling.ssl.distributed import usable_cpus
 from nestling.ssl.run import memory
 
 HEADER = ("part", "peer", "threads", "ours, ms", "peer, ms", "CPU ratio", "wall ratio", "memory", "asked")
-WIDTHS = (44, 34, 7, 18, 18, 9, 10, 10, 8)
+WIDTHS = (46, 34, 7, 18, 18, 9, 10, 10, 12)
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ class Spread:
     high: float
 
     def __str__(self) -> str:
-        return f"{1000 * self.median:.4g} ±{500 * (self.high - self.low):.2g}"
+        half = 500 * (self.high - self.low)
+        return f"{1000 * self.median:.4g} " + (f"±{half:.2g}" if half else "(once)")
 
 
 @dataclass(frozen=True)
@@ -82,17 +84,27 @@ class Row:
     def wall_ratio(self) -> float:
         return self.theirs_wall.median / self.ours_wall.median
 
+    @property
+    def misses(self) -> bool:
+        """Whether it is slower or takes more memory than is asked for."""
+        if self.at_least is not None and self.wall_ratio < self.at_least:
+            return True
+        if self.memory_share is None or self.most_memory is None:
+            return False
+        return self.memory_share > self.most_memory
+
     def cells(self) -> list[str]:
         """What the table shows; the times are wall times."""
         share = "" if self.memory_share is None else f"{self.memory_share:.2f} x"
-        asked = "" if self.at_least is None else f"{self.at_least:g} x"
+        asked = ("" if self.at_least is None else f"{self.at_least:g} x") + (" missed" if self.misses else "")
         ratios = [f"{ratio:.2f} x" for ratio in (self.cpu_ratio, self.wall_ratio)]
         times = [str(self.ours_wall), str(self.theirs_wall)]
         return [self.part, self.peer, str(self.threads), *times, *ratios, share, asked]
 
     def record(self) -> dict[str, object]:
         """For JSON."""
-        return {**asdict(self), "cpu_ratio": self.cpu_ratio, "wall_ratio": self.wall_ratio}
+        ratios = {"cpu_ratio": self.cpu_ratio, "wall_ratio": self.wall_ratio}
+        return {**asdict(self), **ratios, "misses": self.misses}
 
 
 def compared(case: Case, threads: int, device: torch.device) -> Row:
@@ -166,7 +178,7 @@ def machine(device: torch.device) -> dict[str, object]:
     return {
         "date": date.today().isoformat(),
         "cpu": processor(),
-        "cores": torch.get_num_threads(),
+        "cores": usable_cpus(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -196,6 +208,8 @@ def measured(parts: dict[str, Cases], options: argparse.Namespace) -> list[Row]:
             for threads in options.threads:
                 rows.append(compared(case, threads, device))
                 print(line(rows[-1].cells()), flush=True)
+    asked = [row for row in rows if (row.at_least, row.most_memory) != (None, None)]
+    print(f"{sum(row.misses for row in asked)} of {len(asked)} rows miss what is asked of them")
     if options.json is not None:
         content = {"machine": about, "rows": [row.record() for row in rows]}
         options.json.write_text(json.dumps(content, indent=1) + "\n")

@@ -101,13 +101,15 @@ def tokens(module: nn.Module, images: Tensor) -> Tensor:
 
 
 def cases(device: torch.device, quick: bool) -> Iterator[Case]:
-    """Checkpointing of each family, then channels-last of each."""
+    """Checkpointing of each family, then channels-last of each; on CPUs XCiT's stem always works so."""
     batch, large, small = (8 if device.type == "cpu" else 64), 224, 96
     if quick:
         batch, large, small = 2, 64, 32  # of one image torch's batch norm on CPUs gives other gradients
     for name in CHECKPOINTED:
         yield checkpointing(name, torch.randn(batch, 3, large, large, device=device), quick)
     for name in CHECKPOINTED:
+        if device.type == "cpu" and name.startswith("xcit"):
+            continue
         for number, side in ((batch, large), (4 * batch, small)):
             yield channels_last(name, torch.randn(number, 3, side, side, device=device), quick)
 

@@ -153,7 +153,7 @@ def cases(device: torch.device, quick: bool) -> Iterator[Case]:
 
         sides = [
             ("bytes", "torchvision v1 as DINO composes", make, dino, at_least),
-            ("normalised floats", "torchvision v1 as DINO composes", normalised, dino, None),
+            ("normalised floats", "torchvision v1 as DINO composes", normalised, dino, at_least),
             ("bytes", "lightly DINOTransform", make, light, at_least),
             ("bytes", "torchvision v2 on tensors", make, tensors, None),
         ]

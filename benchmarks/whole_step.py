@@ -139,7 +139,7 @@ def cases(device: torch.device, quick: bool) -> Iterator[Case]:
         "timm, pair loss, parameter loops",
         *(mine, theirs, partial(check, mine, theirs)),
         at_least=1.3,
-        rounds=2 if quick else 3,
+        rounds=2 if quick else 5,
     )
     contents = jpegs(500, 375) * (batch_size // 4)
     load, transform = loaded(contents), transformed(contents, dino_transform())
@@ -160,7 +160,7 @@ def cases(device: torch.device, quick: bool) -> Iterator[Case]:
         "the same, torchvision v1",
         *(from_files, published_from_files, check_both),
         at_least=1.3,
-        rounds=2 if quick else 3,
+        rounds=2 if quick else 5,
     )
 
 

@@ -85,19 +85,19 @@ def clip(parameters: Iterable[Tensor], mode: str, max_norm: float) -> Tensor:
     if mode == "per_parameter":
         scale(gradients, (max_norm / (norms + 1e-6)).clamp(max=1.0))
     elif mode == "global_norm":
-        scale(gradients, (max_norm / (total + 1e-6)).clamp(max=1.0).nan_to_num(nan=1.0).expand_as(norms))
+        scale(gradients, (max_norm / (total + 1e-6)).clamp(max=1.0).nan_to_num(nan=1.0))
     return total
 
 
 def scale(gradients: list[Tensor], factors: Tensor) -> None:
-    """Multiply each of P gradients in place by its factor, (P,).
+    """Multiply each of P gradients in place by its factor, (P,), or all by one, ().
 
     On the CPU a factor of 1 is left out, which spares a pass over memory and no bit; a GPU would have
     to be waited for to know it.
     """
     if factors.device.type == "cpu":
-        for gradient, factor in zip(gradients, factors.tolist(), strict=True):
+        for gradient, factor in zip(gradients, factors.expand(len(gradients)).tolist(), strict=True):
             if factor != 1:
                 gradient.mul_(factor)
     else:
-        torch._foreach_mul_(gradients, list(factors.unbind()))
+        torch._foreach_mul_(gradients, list(factors.unbind()) if factors.ndim else factors)
