@@ -1,7 +1,7 @@
-"""The one part of the package that is compiled; all else about it is in setup.cfg.
+"""The parts of the package that are compiled; all else about it is in setup.cfg.
 
-It is optional: where there is no C compiler the package installs without, and views are rendered by NumPy and
-PyTorch, to the same within rounding but more slowly.
+They are optional: where there is no C compiler the package installs without, and NumPy and PyTorch render the
+views and compute the loss, to the same within rounding but more slowly.
 """
 
 from pathlib import Path
@@ -9,26 +9,32 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-# Contracted products would round differently from processor to processor. All levels are finite.
+# Contracted products would round differently from processor to processor.
 GNU = [
     "-O3",
     "-ffp-contract=off",
     "-fno-math-errno",
     "-fno-trapping-math",
-    "-ffinite-math-only",
     "-fno-signed-zeros",
 ]
 FLAGS = {"msvc": ["/O2", "/fp:precise"]}
+FINITE = {"nestling.ssl.views.kernel"}  # all levels are; of logits it must be seen when they are not
 
 
 class Build(build_ext):
     """With the flags of the compiler that is found."""
 
     def build_extension(self, ext: Extension) -> None:
-        ext.extra_compile_args = FLAGS.get(self.compiler.compiler_type, GNU)
+        gnu = [*GNU, "-ffinite-math-only"] if ext.name in FINITE else GNU
+        ext.extra_compile_args = FLAGS.get(self.compiler.compiler_type, gnu)
         super().build_extension(ext)
 
 
-sources = sorted(str(path) for path in Path("ssl/views/native").glob("*.c"))
-kernel = Extension("nestling.ssl.views.kernel", sources, depends=["ssl/views/native/native.h"], optional=True)
-setup(ext_modules=[kernel], cmdclass={"build_ext": Build})
+def kernel(folder: str) -> Extension:
+    """The C files in `native` of a folder."""
+    sources = sorted(str(path) for path in Path(folder, "native").glob("*.c"))
+    headers = [str(path) for path in (*Path(folder, "native").glob("*.h"), *Path("ssl/native").glob("*.h"))]
+    return Extension(f"nestling.{folder.replace('/', '.')}.kernel", sources, depends=headers, optional=True)
+
+
+setup(ext_modules=[kernel("ssl/views"), kernel("ssl/terms")], cmdclass={"build_ext": Build})

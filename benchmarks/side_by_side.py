@@ -6,6 +6,7 @@ finished, and CPU time is what the host spent.
 """
 
 import argparse
+import ctypes
 import gc
 import json
 import platform
@@ -13,6 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
@@ -23,6 +25,7 @@ from nestling.ssl.distributed import usable_cpus
 from nestling.ssl.run import memory
 
 HEADER = ("part", "peer", "threads", "ours, ms", "peer, ms", "CPU ratio", "wall ratio", "memory", "asked")
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt
 WIDTHS = (46, 34, 7, 18, 18, 9, 10, 10, 12)
 
 
@@ -161,11 +164,29 @@ def extra_memory(call: Callable[[], object], device: torch.device) -> int | None
         return torch.cuda.max_memory_allocated(device) - before
     if sys.platform != "linux":
         return None
-    memory.give_back()
-    memory.forget_peak()
-    before = memory.status("VmRSS")
-    call()
-    return memory.status("VmHWM") - before
+    with returned_at_once():
+        memory.give_back()
+        memory.forget_peak()
+        before = memory.status("VmRSS")
+        call()
+        return memory.status("VmHWM") - before
+
+
+@contextmanager
+def returned_at_once() -> Iterator[None]:
+    """Every tensor is of pages of its own, so that a peak is what was asked for.
+
+    glibc's heap keeps what is let go of, for whichever call comes next, and is the larger the more it is in
+    pieces: the same call takes twice as much or half of it. Afterwards its limits are those they grow to.
+    """
+    set_limit = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's
+    limits = ((M_MMAP_THRESHOLD, 1 << 18), (M_MMAP_THRESHOLD, 32 << 20), (M_TRIM_THRESHOLD, 64 << 20))
+    if set_limit is not None:
+        set_limit(*limits[0])
+    yield
+    if set_limit is not None:
+        for limit in limits[1:]:
+            set_limit(*limit)
 
 
 def line(cells: Sequence[str]) -> str:

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from nestling.ssl.heads import DeferredLogits, PrototypeLayer
+from nestling.ssl.terms import compiled
 from nestling.ssl.terms.pairs import FP16_SCALE, Comparison, Pairs, Scratch, block_size, with_gradients
 from nestling.ssl.terms.targets import Targets
 
 HELD_ON_CPU = 3 * 2**22  # logits at once: 48 MB of fp32, for which the weight is read a few times a step
 HELD = 2**26  # the same elsewhere
-SHARED = 8  # times as many logits in a block that threads share, as they wait for each other at every pass
+SHARED = 8  # times as many logits in a block for torch's threads, as they wait for each other at every pass
 ROWS_ON_CPU = 1024  # of the weight, folded at once
 TINY = 1e-12  # as in F.normalize
 
@@ -46,7 +47,9 @@ def fused_loss(
     compare = Comparison(pairs, slope, scale / (temperature * pairs.count), scratch, gradient.rescale)
     loss = slope.new_zeros(())
     held = HELD_ON_CPU if z.device.type == "cpu" else HELD
-    worked_on = block_size(z.device) * (1 if torch.get_num_threads() == 1 else SHARED)
+    worked_on = block_size(z)
+    if not compiled.takes(z) and torch.get_num_threads() > 1:
+        worked_on *= SHARED
     for images in pairs.blocks(held, len(w)):
         logits = logits_of(z[:, images], w, scratch, "logits")
         of_teacher = logits_of(z_teacher[:, images], w_teacher, scratch, "teacher's logits")
@@ -83,7 +86,7 @@ class Gradient:
         """Of a block of images, the first one first; with a learned gain `slopes` (V, n, K) are changed."""
         if images.start == 0:
             self._of_z = torch.empty_like(self._z, dtype=self.rescale.dtype)
-            self._of_w = torch.empty_like(self._w, dtype=self.rescale.dtype)
+            self._of_w = compiled.empty_like(self._w, dtype=self.rescale.dtype)
         rows, z = slopes.flatten(0, 1), self._z[:, images].flatten(0, 1)
         if self._of_w.dtype == rows.dtype:
             self._of_w.addmm_(rows.mT, z, beta=0 if images.start == 0 else 1)

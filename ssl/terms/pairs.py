@@ -1,8 +1,9 @@
 """The multi-crop cross-entropy and its gradient at once, a few images at a time.
 
 On a CPU a pass over a block that fits its cache is several times faster than one over all logits, so each
-block is done with before the next one is read. The gradient comes with the loss: the softmax that both need
-is most of the work, and no log-softmax waits for a backward pass.
+block is done with before the next one is read; the compiled kernel does the same row by row. The gradient
+comes with the loss: the softmax that both need is most of the work, and no log-softmax waits for a backward
+pass.
 
 Shapes used below: B images, n of them in a block, V student views of which the first T are global, G views
 of one crop size, K prototypes.
@@ -11,13 +12,16 @@ of one crop size, K prototypes.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nestling.ssl.terms import compiled
+
 CACHED = 2**19  # logits in a block on a CPU: 2 MB of fp32
+COMPILED = 2**23  # for the kernel, where a block only saves memory for targets
 BOUNDED = 2**24  # elsewhere, where a block only saves memory
 FP16_SCALE = 2.0**12  # all slopes for the scores add up to at most twice this, and few are too small
 
@@ -104,6 +108,21 @@ class Comparison:
             student, gradients: per crop size (G, n, K)
             targets: (T, n, K), each row a distribution
         """
+        rescale = () if self.rescale is None else (self.rescale,)
+        if compiled.takes(*student, *(gradients or ()), targets, self.slope, *rescale):
+            firsts = [0, *accumulate(self.pairs.num_views)]
+            groups = [
+                (logits, None if gradients is None else gradients[size], firsts[size])
+                for size, logits in enumerate(student)
+            ]
+            return targets.new_tensor(
+                compiled.compare(groups, targets, self.slope, self.rescale, self.weight)
+            )
+        return self._pass_by_pass(student, targets, gradients)
+
+    def _pass_by_pass(
+        self, student: Sequence[Tensor], targets: Tensor, gradients: Sequence[Tensor] | None
+    ) -> Tensor:
         weight, scratch = self.weight, self.scratch
         weighted = torch.mul(targets, -weight, out=scratch("weighted", targets.shape, targets))
         total = torch.sum(weighted, dim=0, out=scratch("total", targets.shape[1:], targets))
@@ -148,9 +167,11 @@ def log_sum_exp(scores: Tensor, p: Tensor) -> Tensor:
     return scores.amax(dim=-1) - p.amax(dim=-1).log()
 
 
-def block_size(device: torch.device) -> int:
-    """How many logits are worked on at once."""
-    return CACHED if device.type == "cpu" else BOUNDED
+def block_size(like: Tensor) -> int:
+    """How many logits of that kind are worked on at once."""
+    if like.device.type != "cpu":
+        return BOUNDED
+    return COMPILED if compiled.takes(like) else CACHED
 
 
 def multi_crop_loss(
@@ -172,9 +193,9 @@ def multi_crop_loss(
     compare = Comparison(pairs, slope, scale / (temperature * pairs.count), scratch)
     loss = slope.new_zeros(())
     learns = torch.is_grad_enabled() and any(views.requires_grad for views in student)
-    gradients = [torch.empty_like(views) for views in student] if learns else None
+    gradients = [compiled.empty_like(views) for views in student] if learns else None
     with torch.no_grad():
-        for images in pairs.blocks(block_size(like.device), student[0].shape[-1]):
+        for images in pairs.blocks(block_size(student[0]), student[0].shape[-1]):
             logits = [views[:, images] for views in student]
             slopes = None if gradients is None else [gradient[:, images] for gradient in gradients]
             loss += compare(logits, targets_of(images), slopes)

@@ -6,6 +6,7 @@ Shapes used below: T global views, n images of a block, K prototypes.
 import torch
 from torch import Tensor
 
+from nestling.ssl.terms import compiled
 from nestling.ssl.terms.pairs import Scratch, in_kind_of, log_sum_exp
 
 PART = 256  # of a row, in which its largest entry is looked for
@@ -33,12 +34,23 @@ class Targets:
             0, dtype=torch.promote_types(logits.dtype, self._total.dtype), device=logits.device
         )
         y = self._scratch("teacher's scores", logits.shape, like)
+        if compiled.takes(logits, y, self._bias, self._slope):
+            self._gather(logits, y, *compiled.make_targets(logits, self._bias, self._slope, y))
+            return y
         torch.addcmul(self._bias, in_kind_of(y, logits), self._slope, out=y)
         q = torch.softmax(y, dim=-1, out=self._scratch("targets", y.shape, y))
-        self._entropy += log_sum_exp(y, q).sum() - torch.dot(q.flatten(), y.flatten())
-        self._winners.append(winners(q).flatten())
-        self._total += torch.sum(logits, dim=(0, 1), dtype=y.dtype, out=self._scratch("sum", y.shape[2:], y))
+        entropy = log_sum_exp(y, q).sum() - torch.dot(q.flatten(), y.flatten())
+        self._gather(logits, y, entropy, winners(q).flatten())
         return q
+
+    def _gather(self, logits: Tensor, like: Tensor, entropy: Tensor | float, chosen: Tensor) -> None:
+        self._entropy += entropy
+        self._winners.append(chosen)
+        if compiled.takes(logits, self._total):
+            compiled.add_rows(self._total, logits)
+        else:
+            memory = self._scratch("sum", logits.shape[2:], like)
+            self._total += torch.sum(logits, dim=(0, 1), dtype=like.dtype, out=memory)
 
     @property
     def num_rows(self) -> int:

@@ -110,11 +110,11 @@ print("all imported")
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no compiler")
-def test_the_wheel_holds_the_compiled_kernel_and_renders_with_it(installed: Installed) -> None:
-    program = "from nestling.ssl.views.render import kernel; print(kernel.__file__)"
-    assert installed.python(program).startswith(
-        str(installed.site / "nestling" / "ssl" / "views" / "kernel.")
-    )
+@pytest.mark.parametrize("user", ["views.render", "terms.compiled"])
+def test_the_wheel_holds_the_compiled_kernels_and_uses_them(installed: Installed, user: str) -> None:
+    program = f"from nestling.ssl.{user} import kernel; print(kernel.__file__)"
+    folder = installed.site / "nestling" / "ssl" / user.partition(".")[0]
+    assert installed.python(program).startswith(f"{folder / 'kernel.'}")
 
 
 def test_without_a_compiler_all_else_is_built(installed: Installed, tmp_path: Path) -> None:
@@ -130,15 +130,17 @@ def test_without_a_compiler_all_else_is_built(installed: Installed, tmp_path: Pa
     environment = {**os.environ, "CC": "no-compiler"}
     done = subprocess.run(command, cwd=installed.source, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    views = tmp_path / "built" / "nestling" / "ssl" / "views"
-    assert (views / "render.py").is_file()
-    assert [file.name for file in views.glob("kernel.*")] == ["kernel.pyi"]
-    program = "from nestling.ssl.views.render import kernel; print(kernel)"
+    for name in ("views", "terms"):
+        folder = tmp_path / "built" / "nestling" / "ssl" / name
+        assert (folder / "__init__.py").is_file()
+        assert [file.name for file in folder.glob("kernel.*")] == ["kernel.pyi"]
+    program = "from nestling.ssl.views import render; from nestling.ssl.terms import compiled"
+    program += "; print(render.kernel, compiled.kernel)"
     alone = {**os.environ, "PYTHONPATH": str(tmp_path / "built")}
     shown = subprocess.run(
         [sys.executable, "-c", program], env=alone, cwd=tmp_path, capture_output=True, text=True
     )
-    assert shown.stdout == "None\n", shown.stderr
+    assert shown.stdout == "None None\n", shown.stderr
 
 
 def test_the_wheel_finds_its_recipes_configs(installed: Installed, repository: Path) -> None:

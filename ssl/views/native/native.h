@@ -11,12 +11,7 @@ Shapes used below: S the side of the view, C channels, n pixels of a plane.
 #include <stdlib.h>
 #include <string.h>
 
-/* Where the loader can pick the version of a function for the processor at hand. */
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__)
-#define FOR_EACH_PROCESSOR __attribute__((target_clones("avx2", "default")))
-#else
-#define FOR_EACH_PROCESSOR
-#endif
+#include "../../native/processors.h"
 
 typedef struct {
     int order[4], num_operations; /* 0 brightness, 1 contrast, 2 saturation, 3 hue */

@@ -1,0 +1,116 @@
+"""The compiled kernel (native/) for rows of logits on a CPU, its images shared among torch's threads.
+
+A number per image or row comes back, and these are added in their order: results are the same for all numbers
+of threads.
+
+Shapes used below: T global views, n images of a block, G views of one crop size, K prototypes.
+"""
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+try:
+    from nestling.ssl.terms import kernel
+except ImportError:  # no compiler was there
+    kernel = None  # type: ignore[assignment]
+
+WORTH_A_THREAD = 2**18  # logits; fewer are done before another thread has begun
+
+
+def takes(*tensors: Tensor) -> bool:
+    """Whether the kernel is there and made for these: fp32 on a CPU, entries of a row side by side."""
+    return kernel is not None and all(
+        tensor.device.type == "cpu"
+        and tensor.ndim > 0
+        and tensor.dtype == torch.float32
+        and tensor.shape[-1] > 0
+        and tensor.stride(-1) == 1
+        for tensor in tensors
+    )
+
+
+def compare(
+    groups: Sequence[tuple[Tensor, Tensor | None, int]],
+    targets: Tensor,
+    slope: Tensor,
+    rescale: Tensor | None,
+    weight: float,
+) -> float:
+    """The loss of `Comparison`, of groups of logits, gradient to be written, and first view.
+
+    Shape:
+        logits, gradient: (G, n, K)
+        targets: (T, n, K)
+        slope, rescale: (1,) or (K,)
+    """
+    losses = np.zeros(targets.shape[1])
+    given = [(x.detach().numpy(), None if g is None else g.numpy(), first) for x, g, first in groups]
+    q, slopes = targets.detach().numpy(), slope.numpy()
+    rescales = None if rescale is None else rescale.numpy()
+
+    def work(start: int, end: int) -> None:
+        for logits, gradient, first in given:
+            into = None if gradient is None else gradient[:, start:end]
+            few = (logits[:, start:end], into, q[:, start:end])
+            kernel.compare(*few, slopes, rescales, losses[start:end], first, weight)
+
+    share(work, targets.shape[1], sum(logits.numel() for logits, _, _ in groups))
+    return math.fsum(losses)
+
+
+def make_targets(logits: Tensor, bias: Tensor, slope: Tensor, q: Tensor) -> tuple[float, Tensor]:
+    """q = softmax(bias + slope * logits); the sum of all entropies, and the largest entry of each row.
+
+    Shape:
+        logits, q: (T, n, K)
+        bias, slope: (1,) or (K,)
+        returns: (), (T * n,)
+    """
+    told = np.zeros((*logits.shape[:2], 2))
+    given, out, factors = logits.detach().numpy(), q.numpy(), (bias.numpy(), slope.numpy())
+
+    def work(start: int, end: int) -> None:
+        kernel.targets(given[:, start:end], *factors, out[:, start:end], told[:, start:end])
+
+    share(work, logits.shape[1], logits.numel())
+    return math.fsum(told[..., 0].flat), torch.from_numpy(told[..., 1]).flatten().long()
+
+
+def add_rows(total: Tensor, rows: Tensor) -> None:
+    """total += all rows, shared by columns. Shape: (K,), (T, n, K)."""
+    sums, given = total.numpy(), rows.detach().numpy()
+    share(
+        lambda start, end: kernel.add_rows(sums[start:end], given[..., start:end]), len(total), rows.numel()
+    )
+
+
+def empty_like(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """As torch's, in pages that are faster to be written first where the system has them."""
+    made = torch.empty_like(tensor, dtype=dtype)
+    if takes(made) and made.is_contiguous():
+        kernel.use_large_pages(made.numpy())
+    return made
+
+
+def share(work: Callable[[int, int], None], number: int, num_logits: int) -> None:
+    """Call it for ranges of that number of images, the first of them in this thread."""
+    threads = max(1, min(torch.get_num_threads(), number, num_logits // WORTH_A_THREAD))
+    ranges = list(pairwise(number * thread // threads for thread in range(threads + 1)))
+    others = [pool(os.getpid(), threads - 1).submit(work, *few) for few in ranges[1:]]
+    work(*ranges[0])
+    for other in others:
+        other.result()
+
+
+@cache
+def pool(process: int, threads: int) -> ThreadPoolExecutor:
+    """One for each process, as a fork has no other threads than the one that forked."""
+    return ThreadPoolExecutor(threads, thread_name_prefix="loss")

@@ -1,0 +1,208 @@
+/* What Python sees; it checks that all lies within its arrays. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <limits.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#include "rows.h"
+
+#define MOST 6 /* arrays of a call */
+#define LARGE_PAGE (2 << 20)
+
+/* Arrays of one call, and what was wrong with them. */
+typedef struct {
+    Py_buffer held[MOST];
+    int count, is_wrong;
+} Arrays;
+
+static void release(Arrays *arrays) {
+    while (arrays->count > 0) PyBuffer_Release(&arrays->held[--arrays->count]);
+}
+
+/* An array of that type and number of dimensions, whose last one is contiguous. */
+static Py_buffer *taken(Arrays *arrays, PyObject *object, const char *format, int dimensions, int is_written) {
+    Py_buffer *array = &arrays->held[arrays->count];
+    if (arrays->is_wrong || PyObject_GetBuffer(object, array, PyBUF_STRIDES | PyBUF_FORMAT |
+                                                                  (is_written ? PyBUF_WRITABLE : 0)) < 0) {
+        arrays->is_wrong = 1;
+        return NULL;
+    }
+    arrays->count++;
+    arrays->is_wrong = array->ndim != dimensions || strcmp(array->format, format) != 0 ||
+                       array->strides[dimensions - 1] != array->itemsize;
+    for (int d = 0; d < dimensions; d++) arrays->is_wrong |= array->strides[d] % array->itemsize != 0;
+    return arrays->is_wrong ? NULL : array;
+}
+
+static int are_alike(const Py_buffer *a, const Py_buffer *b) {
+    return memcmp(a->shape, b->shape, sizeof(Py_ssize_t) * a->ndim) == 0;
+}
+
+static float *row_of(const Py_buffer *rows, Py_ssize_t view, Py_ssize_t image) {
+    return (float *)((char *)rows->buf + view * rows->strides[0] + image * rows->strides[1]);
+}
+
+/* (K,), or one number, for which `chunk` is filled. */
+static Row spread(Arrays *arrays, const Py_buffer *array, Py_ssize_t k, float *chunk) {
+    Row row = {array->buf, 1};
+    if (array->shape[0] == k) return row;
+    if (array->shape[0] != 1) arrays->is_wrong = 1;
+    for (int i = 0; i < CHUNK && !arrays->is_wrong; i++) chunk[i] = *(float *)array->buf;
+    return (Row){chunk, 0};
+}
+
+static PyObject *refused(Arrays *arrays) {
+    release(arrays);
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "an array has another type or shape than the others ask");
+    return NULL;
+}
+
+static PyObject *targets(PyObject *self, PyObject *arguments) {
+    PyObject *objects[5];
+    float biases[CHUNK], slopes[CHUNK];
+    Arrays arrays = {.count = 0};
+    Row bias = {0}, slope = {0};
+    if (!PyArg_ParseTuple(arguments, "OOOOO", &objects[0], &objects[1], &objects[2], &objects[3], &objects[4]))
+        return NULL;
+    Py_buffer *logits = taken(&arrays, objects[0], "f", 3, 0), *of_bias = taken(&arrays, objects[1], "f", 1, 0);
+    Py_buffer *of_slope = taken(&arrays, objects[2], "f", 1, 0), *q = taken(&arrays, objects[3], "f", 3, 1);
+    Py_buffer *told = taken(&arrays, objects[4], "d", 3, 1);
+    if (arrays.is_wrong) return refused(&arrays);
+    Py_ssize_t views = logits->shape[0], images = logits->shape[1], k = logits->shape[2];
+    bias = spread(&arrays, of_bias, k, biases);
+    slope = spread(&arrays, of_slope, k, slopes);
+    if (arrays.is_wrong || k < 1 || !are_alike(q, logits) || told->shape[0] != views || told->shape[1] != images ||
+        told->shape[2] != 2)
+        return refused(&arrays);
+    Part *parts = PyMem_RawMalloc(sizeof(Part) * nestling_parts(k));
+    if (parts) {
+        Py_BEGIN_ALLOW_THREADS;
+        for (Py_ssize_t image = 0; image < images; image++)
+            for (Py_ssize_t view = 0; view < views; view++) {
+                size_t winner = 0;
+                double *of_row = (double *)row_of(told, view, image);
+                of_row[0] = nestling_target(row_of(q, view, image), row_of(logits, view, image), bias, slope, parts,
+                                            k, &winner);
+                of_row[1] = (double)winner;
+            }
+        Py_END_ALLOW_THREADS;
+    }
+    PyMem_RawFree(parts);
+    release(&arrays);
+    if (!parts) return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
+static PyObject *add_rows(PyObject *self, PyObject *arguments) {
+    PyObject *of_total, *of_rows;
+    Arrays arrays = {.count = 0};
+    if (!PyArg_ParseTuple(arguments, "OO", &of_total, &of_rows)) return NULL;
+    Py_buffer *total = taken(&arrays, of_total, "f", 1, 1), *rows = taken(&arrays, of_rows, "f", 3, 0);
+    if (arrays.is_wrong || rows->shape[2] != total->shape[0]) return refused(&arrays);
+    Py_ssize_t views = rows->shape[0], images = rows->shape[1], k = rows->shape[2];
+    Py_BEGIN_ALLOW_THREADS;
+    for (Py_ssize_t at = 0; at < k; at += CHUNK)
+        for (Py_ssize_t view = 0; view < views; view++)
+            for (Py_ssize_t image = 0; image < images; image++)
+                nestling_add((float *)total->buf + at, row_of(rows, view, image) + at, k - at < CHUNK ? k - at : CHUNK);
+    Py_END_ALLOW_THREADS;
+    release(&arrays);
+    Py_RETURN_NONE;
+}
+
+typedef struct {
+    Py_buffer *logits, *gradients, *targets, *losses;
+    Row slope, rescale;
+    int first;
+    double weight;
+} Views;
+
+/* Image by image, so that its targets are near. The sum over all targets is the same for all local views. */
+static void compare_views(const Views *v, float *seen, Part *parts) {
+    Py_ssize_t views = v->logits->shape[0], images = v->logits->shape[1], k = v->logits->shape[2];
+    int num_targets = (int)v->targets->shape[0];
+    for (Py_ssize_t image = 0; image < images; image++) {
+        double loss = 0;
+        for (Py_ssize_t view = 0; view < views; view++) {
+            Py_ssize_t own = v->first + view;
+            if (own <= num_targets || view == 0)
+                nestling_seen(seen, row_of(v->targets, 0, image), v->targets->strides[0] / (Py_ssize_t)sizeof(float),
+                              num_targets, own < num_targets ? (int)own : -1, (float)-v->weight, k);
+            float *gradient = v->gradients ? row_of(v->gradients, view, image) : NULL;
+            loss += nestling_compare(gradient, row_of(v->logits, view, image), v->slope, seen, v->rescale,
+                                     v->weight * (num_targets - (own < num_targets)), parts, k);
+        }
+        *(double *)((char *)v->losses->buf + image * v->losses->strides[0]) += loss;
+    }
+}
+
+static PyObject *compare(PyObject *self, PyObject *arguments) {
+    PyObject *objects[6];
+    float slopes[CHUNK], rescales[CHUNK], one = 1;
+    Arrays arrays = {.count = 0};
+    Views views = {0};
+    if (!PyArg_ParseTuple(arguments, "OOOOOOid", &objects[0], &objects[1], &objects[2], &objects[3], &objects[4],
+                          &objects[5], &views.first, &views.weight))
+        return NULL;
+    views.logits = taken(&arrays, objects[0], "f", 3, 0);
+    views.targets = taken(&arrays, objects[2], "f", 3, 0);
+    views.losses = taken(&arrays, objects[5], "d", 1, 1);
+    Py_buffer *slope = taken(&arrays, objects[3], "f", 1, 0), *rescale = NULL;
+    if (objects[1] != Py_None) views.gradients = taken(&arrays, objects[1], "f", 3, 1);
+    if (arrays.is_wrong) return refused(&arrays);
+    Py_ssize_t k = views.logits->shape[2], images = views.logits->shape[1];
+    views.slope = spread(&arrays, slope, k, slopes);
+    Py_ssize_t unit = 1;
+    Py_buffer ones = {.buf = &one, .shape = &unit};
+    if (objects[4] != Py_None) rescale = taken(&arrays, objects[4], "f", 1, 0);
+    if (!arrays.is_wrong) views.rescale = spread(&arrays, rescale ? rescale : &ones, k, rescales);
+    if (arrays.is_wrong || k < 1 || views.first < 0 || views.targets->shape[0] > INT_MAX ||
+        views.targets->shape[1] != images || views.targets->shape[2] != k || views.losses->shape[0] != images ||
+        (views.gradients && !are_alike(views.gradients, views.logits)))
+        return refused(&arrays);
+    float *seen = PyMem_RawMalloc(sizeof(float) * k);
+    Part *parts = PyMem_RawMalloc(sizeof(Part) * nestling_parts(k));
+    int done = seen && parts;
+    if (done) {
+        Py_BEGIN_ALLOW_THREADS;
+        compare_views(&views, seen, parts);
+        Py_END_ALLOW_THREADS;
+    }
+    PyMem_RawFree(seen);
+    PyMem_RawFree(parts);
+    release(&arrays);
+    if (!done) return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
+/* New memory is filled with zeros page by page when it is first written, which takes as long as the loss where
+   pages are small. */
+static PyObject *use_large_pages(PyObject *self, PyObject *object) {
+    Py_buffer array;
+    if (PyObject_GetBuffer(object, &array, PyBUF_WRITABLE) < 0) return NULL;
+#if defined(MADV_HUGEPAGE)
+    uintptr_t start = ((uintptr_t)array.buf + LARGE_PAGE - 1) / LARGE_PAGE * LARGE_PAGE;
+    uintptr_t end = ((uintptr_t)array.buf + array.len) / LARGE_PAGE * LARGE_PAGE;
+    if (start < end) madvise((void *)start, end - start, MADV_HUGEPAGE); /* a wish, which may be refused */
+#endif
+    PyBuffer_Release(&array);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"use_large_pages", use_large_pages, METH_O, "use_large_pages(array)"},
+    {"targets", targets, METH_VARARGS, "targets(logits, bias, slope, q, told)"},
+    {"add_rows", add_rows, METH_VARARGS, "add_rows(total, rows)"},
+    {"compare", compare, METH_VARARGS, "compare(logits, gradients, targets, slope, rescale, losses, first, weight)"},
+    {NULL, NULL, 0, NULL}};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "kernel", NULL, -1, methods, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit_kernel(void) { return PyModule_Create(&module); }
