@@ -18,10 +18,10 @@ from multicrop_loss import NUM_GLOBAL, NUM_LOCAL, TEACHER_TEMPERATURE, TEMPERATU
 from side_by_side import Case, main
 from torch import Tensor, nn
 
+from nestling.ssl.distributed import cpu_multiplies_bf16
 from nestling.ssl.heads import DeferredLogits, PrototypeLayer
 from nestling.ssl.terms import Outputs
 from nestling.ssl.terms.dino import DinoTerm
-from nestling.ssl.terms.fused import has_bf16_units
 
 WIDTH = 256
 
@@ -148,7 +148,7 @@ MAKES: tuple[Callable[[PrototypeLayer], nn.Module], ...] = (ours, torchs, lightl
 def cases(device: torch.device, quick: bool) -> Iterator[Case]:
     """Each peer in fp32, those that take it in bf16."""
     for dtype, name, at_least in ((torch.float32, "fp32", 1.6), (torch.bfloat16, "bf16", 1.4)):
-        is_slow = dtype == torch.bfloat16 and device.type == "cpu" and not has_bf16_units()
+        is_slow = dtype == torch.bfloat16 and device.type == "cpu" and not cpu_multiplies_bf16()
         images, prototypes = (4, 2048) if quick or is_slow else (32, 65536)
         vectors = Vectors(images, prototypes, dtype, device)
         peers = [

@@ -176,3 +176,10 @@ def computes_on_cpu() -> bool:
     return os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes") or not (
         torch.accelerator.is_available()
     )
+
+
+def cpu_multiplies_bf16() -> bool:
+    """Whether this CPU has units for bf16, as torch can tell."""
+    tell = getattr(torch.cpu, "get_capabilities", None)  # which older torch lacks
+    capabilities = tell() if tell else {}
+    return bool(capabilities.get("amx_bf16") or capabilities.get("avx512_bf16"))

@@ -96,7 +96,8 @@ class DeferredLogits(Sequence[Tensor]):
     """Logits, per crop size, of bottleneck vectors: computed when first read, as they would have been.
 
     A loss that is fused with the last layer takes `vectors` and `layer` instead and never has all logits.
-    `dtype` is that of autocast here, None without it.
+    `dtype` is that of autocast here, None without it; without gradients here there are none later. The
+    weights are those of the moment of reading.
 
     Shape:
         vectors: (B, E), the rows of all crop sizes
@@ -104,12 +105,13 @@ class DeferredLogits(Sequence[Tensor]):
 
     def __init__(self, vectors: Tensor, layer: PrototypeLayer, sizes: list[int]) -> None:
         self.vectors, self.layer, self._sizes = vectors, layer, sizes
-        device = vectors.device.type
+        self.learns, device = torch.is_grad_enabled(), vectors.device.type
         self.dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
     @cached_property
     def _logits(self) -> tuple[Tensor, ...]:
-        with torch.autocast(self.vectors.device.type, self.dtype, enabled=self.dtype is not None):
+        autocast = torch.autocast(self.vectors.device.type, self.dtype, enabled=self.dtype is not None)
+        with autocast, torch.set_grad_enabled(self.learns and torch.is_grad_enabled()):
             logits: Tensor = self.layer(self.vectors)
         return logits.split(self._sizes)
 

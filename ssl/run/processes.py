@@ -22,7 +22,13 @@ from accelerate.utils import (
 from torch import nn
 
 from nestling.ssl.config import Config
-from nestling.ssl.distributed import computes_on_cpu, is_distributed, processes_here, usable_cpus
+from nestling.ssl.distributed import (
+    computes_on_cpu,
+    cpu_multiplies_bf16,
+    is_distributed,
+    processes_here,
+    usable_cpus,
+)
 from nestling.ssl.errors import UserError
 from nestling.ssl.run import sharding
 
@@ -153,9 +159,7 @@ def multiplies_bf16() -> bool:
     """Whether the device multiplies bf16 natively; elsewhere it is slower than fp32."""
     if not computes_on_cpu():
         return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
-    tell = getattr(torch.cpu, "get_capabilities", None)  # which older torch lacks
-    capabilities = tell() if tell else {}
-    return bool(capabilities.get("amx_bf16") or capabilities.get("avx512_bf16"))
+    return cpu_multiplies_bf16()
 
 
 def synchronise_batch_norms(module: nn.Module, accelerator: Accelerator) -> None:

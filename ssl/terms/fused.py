@@ -15,6 +15,7 @@ prototypes.
 import torch
 from torch import Tensor
 
+from nestling.ssl.distributed import cpu_multiplies_bf16
 from nestling.ssl.heads import DeferredLogits, PrototypeLayer
 from nestling.ssl.terms import compiled
 from nestling.ssl.terms.pairs import FP16_SCALE, Comparison, Pairs, Scratch, block_size, with_gradients
@@ -41,7 +42,8 @@ def fused_loss(
     z, z_teacher = (x.vectors.detach().to(dtype).unflatten(0, (-1, batch_size)) for x in (student, teacher))
     w, w_teacher = (x.layer.weight_v.detach().to(dtype) for x in (student, teacher))
     pairs = Pairs([len(z)], len(z_teacher), batch_size)
-    learns = torch.is_grad_enabled() and (student.vectors.requires_grad or layer.weight_v.requires_grad)
+    learns = student.learns and torch.is_grad_enabled()
+    learns &= student.vectors.requires_grad or layer.weight_v.requires_grad
     scale = FP16_SCALE if dtype == torch.float16 else 1.0
     gradient, slope = Gradient(z, w, layer, scratch), gain_of(layer) / temperature
     compare = Comparison(pairs, slope, scale / (temperature * pairs.count), scratch, gradient.rescale)
@@ -134,11 +136,6 @@ def product_dtype(logits: DeferredLogits) -> torch.dtype:
     There one product takes ten to a hundred times as long as in fp32.
     """
     dtype = logits.dtype or logits.layer.weight_v.dtype
-    if logits.vectors.device.type == "cpu" and not (dtype == torch.bfloat16 and has_bf16_units()):
+    if logits.vectors.device.type == "cpu" and not (dtype == torch.bfloat16 and cpu_multiplies_bf16()):
         return torch.promote_types(dtype, torch.float32)
     return dtype
-
-
-def has_bf16_units() -> bool:
-    """Whether this CPU multiplies bf16 itself, as torch can tell."""
-    return bool(getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)())

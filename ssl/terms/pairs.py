@@ -27,7 +27,10 @@ FP16_SCALE = 2.0**12  # all slopes for the scores add up to at most twice this, 
 
 
 class Scratch:
-    """Memory on a CPU that every block uses anew: fresh pages cost more than what is computed in them."""
+    """Memory on a CPU that every block uses anew: fresh pages cost more than what is computed in them.
+
+    Copies and pickles are empty.
+    """
 
     def __init__(self) -> None:
         self._held: dict[str, Tensor] = {}
@@ -38,8 +41,15 @@ class Scratch:
             return like.new_empty(shape)
         count, held = math.prod(shape), self._held.get(name)
         if held is None or held.numel() < count or held.dtype != like.dtype:
-            held = self._held[name] = like.new_empty(count)
+            with torch.inference_mode(False):  # else training could not use it after an evaluation
+                held = self._held[name] = torch.empty(count, dtype=like.dtype)
         return held[:count].view(shape)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Scratch":
+        return Scratch()
+
+    def __reduce__(self) -> tuple[type["Scratch"], tuple[()]]:
+        return Scratch, ()
 
 
 @dataclass(frozen=True)
