@@ -18,7 +18,7 @@ GNU = [
     "-ffinite-math-only",
     "-fno-signed-zeros",
 ]
-FLAGS = {"msvc": ["/O2", "/fp:precise"]}
+FLAGS = {"msvc": ["/O2", "/fp:precise", "/std:c11", "/utf-8"]}  # C11 has `restrict`
 
 
 class Build(build_ext):
