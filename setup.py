@@ -17,7 +17,7 @@ GNU = [
     "-fno-trapping-math",
     "-fno-signed-zeros",
 ]
-FLAGS = {"msvc": ["/O2", "/fp:precise"]}
+FLAGS = {"msvc": ["/O2", "/fp:precise", "/std:c11", "/utf-8"]}  # C11 has `restrict`
 FINITE = {"nestling.ssl.views.kernel"}  # all levels are; of logits it must be seen when they are not
 
 

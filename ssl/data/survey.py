@@ -16,11 +16,11 @@ LOOKED_AT = 20_000  # headers read, evenly chosen: seconds on a local disk
 
 
 def say_if_not_compiled() -> None:
-    """Say that views are made without the compiled kernel, which was left out where no compiler was."""
+    """Say that compiled kernels are missing, which are left out where no compiler is."""
     if render.kernel is None:
         logger.info(
-            "this installation has no compiled kernel, so views take about twice as long: with a C compiler "
-            "on the machine, install nestling again"
+            "this installation has no compiled kernels, so views and, on a CPU, the loss take twice as long: with "
+            "a C compiler on the machine, install nestling again"
         )
 
 

@@ -18,9 +18,13 @@ import torch
 from torch import Tensor
 
 try:
-    from nestling.ssl.terms import kernel
-except ImportError:  # no compiler was there
-    kernel = None  # type: ignore[assignment]
+    import nestling.ssl.terms.kernel as kernel
+except ModuleNotFoundError as error:
+    if error.name != "nestling.ssl.terms.kernel":
+        raise
+    kernel = None  # type: ignore[assignment]  # no compiler was there
+except ImportError as error:
+    raise ImportError(f"nestling's compiled kernel can't be loaded, reinstall nestling: {error}") from error
 
 WORTH_A_THREAD = 2**18  # logits; fewer are done before another thread has begun
 

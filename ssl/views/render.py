@@ -20,9 +20,13 @@ from nestling.ssl.views.color import clip, jitter, solarize, to_gray
 from nestling.ssl.views.plan import Jitter, View
 
 try:
-    from nestling.ssl.views import kernel
-except ImportError:  # no compiler was there
-    kernel = None  # type: ignore[assignment]
+    import nestling.ssl.views.kernel as kernel
+except ModuleNotFoundError as error:
+    if error.name != "nestling.ssl.views.kernel":
+        raise
+    kernel = None  # type: ignore[assignment]  # no compiler was there
+except ImportError as error:
+    raise ImportError(f"nestling's compiled kernel can't be loaded, reinstall nestling: {error}") from error
 
 SMALL = 64  # up to this side of box and view, matrices resize
 UNCHANGED = Jitter((), 1, 1, 1, 0)
@@ -36,8 +40,12 @@ def render(view: View, image: np.ndarray, out: np.ndarray | None = None) -> np.n
         image: (H, W, C) uint8
         returns: (C, size, size) uint8
     """
+    shape = (image.shape[2], view.size, view.size)
     if out is None:
-        out = np.empty((image.shape[2], view.size, view.size), np.uint8)
+        out = np.empty(shape, np.uint8)
+    assert image.dtype == out.dtype == np.uint8, (image.dtype, out.dtype)
+    assert out.shape == shape, (out.shape, shape)
+    assert out.flags.c_contiguous, out.strides
     if kernel is None:
         out[...] = _without_kernel(view, image)
         return out
@@ -135,6 +143,7 @@ def _scale_and_shift(
     mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Shape: (C, 1, 1) each."""
-    scale = 1 / (255 * torch.tensor(std, dtype=torch.float32, device=device))
-    shift = -255 * torch.tensor(mean, dtype=torch.float32, device=device) * scale
-    return scale[:, None, None], shift[:, None, None]
+    with torch.inference_mode(False):  # else no gradient could ever pass those first made in it
+        scale = 1 / (255 * torch.tensor(std, dtype=torch.float32, device=device))
+        shift = -255 * torch.tensor(mean, dtype=torch.float32, device=device) * scale
+        return scale[:, None, None], shift[:, None, None]

@@ -16,8 +16,10 @@ static void box_pass(float *restrict out, const float *const *rows, int reach, f
             out[i] = weight * ((middle[i] + (before[i] + after[i])) + edge * (first[i] + last[i]));
     } else {
         for (int i = 0; i < n; i++) out[i] = middle[i] + edge * (first[i] + last[i]);
-        for (int k = 1; k <= 2 * reach + 1; k++)
-            for (int i = 0; k != reach + 1 && i < n; i++) out[i] += rows[k][i];
+        for (int k = 1; k <= 2 * reach + 1; k++) {
+            if (k == reach + 1) continue; /* the middle */
+            for (int i = 0; i < n; i++) out[i] += rows[k][i];
+        }
         for (int i = 0; i < n; i++) out[i] *= weight;
     }
 }

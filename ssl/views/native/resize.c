@@ -2,7 +2,8 @@
 
 Columns are summed first, as Pillow does: LANES rows are turned, so that all of them are summed at once, and
 turned back; then rows are summed. Levels start as 128 parts each, and a weighted sum halves the parts: that
-leaves 16 bits room for what bicubic overshoots, and for weights up to 2, as borders have them.
+leaves 16 bits room for what bicubic overshoots, and for weights up to 2, as borders have them. Each product
+is rounded, which adds up where there are MANY: there, sums of 32 bits are rounded once.
 */
 
 #include "native.h"
@@ -15,6 +16,7 @@ leaves 16 bits room for what bicubic overshoots, and for weights up to 2, as bor
 #define ONE 16384
 #define BEFORE 128 /* parts of a level */
 #define AFTER 32   /* both sums */
+#define MANY 40    /* weights of a pixel: shrunk to less than a ninth */
 
 /* The weights of a resize along one axis: of pixels first[i] and on, count[i] of them, in pixel i. */
 typedef struct {
@@ -43,11 +45,14 @@ static Axis axis_of(int before, int after, int flip, char **room) {
     for (int i = 0; i < after; i++) {
         double center = (i + 0.5) * scale, low = center - reach + 0.5, high = center + reach + 0.5;
         int start = low < 0 ? 0 : (int)low, end = high > before ? before : (int)high, at = flip ? after - 1 - i : i;
-        float sum = 0, offset = (float)((start + 0.5 - center) / wide), step = (float)(1 / wide);
+        float offset = (float)((start + 0.5 - center) / wide), step = (float)(1 / wide);
+        double sum = 0, so_far = 0;
         for (int k = 0; k < end - start; k++) sum += exact[k] = bicubic(offset + k * step);
-        for (int k = 0; k < end - start; k++) {
-            float weight = exact[k] / sum * ONE + 2 * ONE; /* so that it is rounded as one above 0 */
-            axis.weights[at * most + k] = (short)((int)(weight + 0.5f) - 2 * ONE);
+        for (int k = 0, before_it = 0; k < end - start; k++) { /* sums so far are rounded: all weights make ONE */
+            so_far += exact[k] * (ONE / sum);
+            int with_it = (int)(so_far + ONE + 0.5) - ONE; /* as one above 0 */
+            axis.weights[at * most + k] = (short)(with_it - before_it);
+            before_it = with_it;
         }
         axis.first[at] = start;
         axis.count[at] = end - start;
@@ -121,6 +126,21 @@ static void sum_rows(short *restrict out, const short *restrict rows, size_t len
     }
 }
 
+/* As `part`, of a sum of level * weight. */
+static inline short parts_of(int sum) { return (short)((sum + ONE) >> 15); }
+
+/* The same for many rows, BLOCK columns at a time. */
+FOR_EACH_PROCESSOR
+static void sum_many_rows(short *restrict out, const short *restrict rows, size_t length, const short *weights,
+                          int count) {
+    for (size_t at = 0; at < length; at += BLOCK) {
+        int sum[BLOCK] = {0};
+        for (int k = 0; k < count; k++)
+            for (int i = 0; i < BLOCK; i++) sum[i] += rows[k * length + at + i] * weights[k];
+        for (int i = 0; i < BLOCK; i++) out[at + i] = parts_of(sum[i]);
+    }
+}
+
 /* One weighted sum of pixels for each lane, clipped as Pillow's is; `step` apart. */
 static inline void sum_one(short *restrict out, const short *restrict from, size_t step, const short *weights,
                            int count) {
@@ -128,6 +148,15 @@ static inline void sum_one(short *restrict out, const short *restrict from, size
     for (int k = 0; k < count; k++, from += step)
         for (int lane = 0; lane < LANES; lane++) sum[lane] = (short)(sum[lane] + part(from[lane], weights[k]));
     for (int lane = 0; lane < LANES; lane++) out[lane] = within(sum[lane], 255 * BEFORE / 2);
+}
+
+/* The same of many pixels. */
+static inline void sum_many(short *restrict out, const short *restrict from, size_t step, const short *weights,
+                            int count) {
+    int sum[LANES] = {0};
+    for (int k = 0; k < count; k++, from += step)
+        for (int lane = 0; lane < LANES; lane++) sum[lane] += from[lane] * weights[k];
+    for (int lane = 0; lane < LANES; lane++) out[lane] = within(parts_of(sum[lane]), 255 * BEFORE / 2);
 }
 
 /* Three channels beside each other, as the sums of one would wait for themselves. */
@@ -151,7 +180,10 @@ static void sum_columns(short *restrict out, size_t plane, const short *restrict
     size_t step = (size_t)channels * LANES;
     for (int x = 0; x < size; x++, out += LANES) {
         const short *weights = axis->weights + x * axis->most, *from = turned + axis->first[x] * step;
-        if (channels == 3)
+        if (axis->most > MANY)
+            for (int c = 0; c < channels; c++)
+                sum_many(out + c * plane, from + c * LANES, step, weights, axis->count[x]);
+        else if (channels == 3)
             sum_three(out, plane, from, weights, axis->count[x]);
         else
             for (int c = 0; c < channels; c++)
@@ -200,8 +232,12 @@ void nestling_resize(float *planes, const unsigned char *box, size_t stride, int
     }
     for (int c = 0; c < channels; c++)
         for (int y = 0; y < size; y++) {
-            sum_rows(summed, middle + ((size_t)c * tall + down.first[y]) * side, side, down.weights + y * down.most,
-                     down.count[y]);
+            const short *from = middle + ((size_t)c * tall + down.first[y]) * side;
+            const short *weights = down.weights + y * down.most;
+            if (down.most > MANY)
+                sum_many_rows(summed, from, side, weights, down.count[y]);
+            else
+                sum_rows(summed, from, side, weights, down.count[y]);
             to_levels(planes + ((size_t)c * size + y) * size, summed, size);
         }
 }

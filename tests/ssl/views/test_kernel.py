@@ -1,14 +1,20 @@
 """The compiled kernel against NumPy and PyTorch, and against what would lead it out of its memory."""
 
+import importlib.machinery
+import importlib.util
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 
+from nestling.ssl import views as views_package
 from nestling.ssl.config import Views
 from nestling.ssl.randomness import Stream, generator
+from nestling.ssl.run import memory
 from nestling.ssl.views import render as render_module
 from nestling.ssl.views.blur import gaussian_blur
 from nestling.ssl.views.color import jitter, to_gray
@@ -19,7 +25,6 @@ pytestmark = pytest.mark.skipif(
     render_module.kernel is None, reason="the kernel is not built: run pip install -e ."
 )
 
-UNIT = 1 if sys.platform == "darwin" else 1024  # bytes, of what getrusage tells
 WHOLE = View((0, 0, 40, 40), 40, flip=False, jitter=None, grayscale=False, blur=None, solarize=None)
 
 
@@ -85,9 +90,37 @@ def test_drawn_views_are_those_of_numpy_and_pytorch_within_their_roundings(shape
         assert np.mean([difference.mean() for difference in differences]) < 0.5
 
 
+def exactly_resized(image, size):
+    """Bicubic and antialiased in 64 bits, clipped after each axis as Pillow's."""
+    planes = torch.from_numpy(image).permute(2, 0, 1)[None].double()
+    for shape in ((image.shape[0], size), (size, size)):
+        planes = F.interpolate(planes, size=shape, mode="bicubic", antialias=True).clamp(0, 255)
+    return planes[0].numpy()
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "size"),
+    [
+        (150, 200, 224),
+        (330, 300, 40),
+        (400, 900, 40),
+        (1000, 800, 16),
+        *[(2000, 20, 16), (20, 2000, 16), (8000, 30, 48), (30, 8000, 48), (16000, 16, 96), (16, 16000, 96)],
+    ],
+)
+def test_a_resize_is_rounded_and_not_biased_however_much_it_shrinks(height, width, size):
+    y, x = np.mgrid[0:height, 0:width]
+    smooth = 128 + 100 * np.sin(5 * y / height) * np.cos(4 * x / width)
+    for image in (smooth.round().astype(np.uint8)[..., None], noise(height, width, 3)):
+        view = replace(WHOLE, box=(0, 0, height, width), size=size)
+        errors = render(view, image) - exactly_resized(image, size)
+        assert np.abs(errors).max() < 0.75
+        assert abs(errors.mean()) < 0.1
+
+
 def test_constants_stay_what_they_are():
     for level in (0, 1, 127, 254, 255):
-        for side in (17, 40, 333):
+        for side in (17, 40, 333, 700):
             view = replace(WHOLE, box=(0, 0, side, side), blur=1.3)
             assert (render(view, np.full((side, side, 3), level, dtype=np.uint8)) == level).all()
 
@@ -150,16 +183,39 @@ def test_what_does_not_fit_is_refused(wrong):
         call(**{**GOOD, **wrong})
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="what a process holds is read from /proc")
 def test_memory_is_kept_and_not_lost():
     """Ten thousand small views and a few large ones, within what one of each takes."""
-    resource = pytest.importorskip("resource")
     image = noise(600, 800, 3)
     large = replace(WHOLE, box=(0, 0, 600, 800), size=512, blur=1.0)
     small = replace(WHOLE, size=8)
     for view in (large, small):
         render(view, image)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = memory.status("VmRSS")
     for number in range(10_000):
         render(small if number % 500 else large, image)
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert grown * UNIT < 8 * 2**20
+    assert memory.status("VmRSS") - before < 8 * 2**20
+
+
+def imported_anew():
+    """What render.py imports as kernel, when it is run once more."""
+    spec = importlib.util.spec_from_file_location("render_anew", render_module.__file__)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.kernel
+
+
+def test_a_kernel_that_is_there_and_cannot_be_loaded_is_told_and_one_that_is_missing_is_not(
+    monkeypatch, tmp_path
+):
+    assert imported_anew() is render_module.kernel
+    name = "nestling.ssl.views.kernel"
+    monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(views_package, "__path__", [str(tmp_path)])
+    assert imported_anew() is None
+    (tmp_path / f"kernel{importlib.machinery.EXTENSION_SUFFIXES[0]}").write_bytes(b"not a library")
+    importlib.invalidate_caches()
+    with pytest.raises(
+        ImportError, match=r"nestling's compiled kernel can't be loaded, reinstall nestling: ."
+    ):
+        imported_anew()

@@ -76,12 +76,34 @@ def difference(view, image):
         ((20, 30, 150, 190), 96),
         ((10, 5, 180, 160), 224),
         ((0, 0, 200, 240), 64),
+        ((0, 0, 200, 240), 8),
     ],
 )
 def test_resize_stays_within_two_levels_of_pillow(box, size, flip):
     far = difference(replace(PLAIN, box=box, size=size, flip=flip), picture(200, 240))
     assert far.max() <= 2
     assert far.mean() < 0.3
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [
+        ((500, 600), 16),
+        ((2000, 20), 16),
+        ((20, 2000), 16),
+        ((8000, 30), 48),
+        ((30, 8000), 48),
+        ((16000, 16), 96),
+    ],
+)
+def test_much_smaller_views_stay_within_two_levels_of_pillow_and_flat_ones_flat(shape, size):
+    """Of less contrast, as Pillow sums the rows of very tall images first, which clips other overshoots."""
+    view = replace(PLAIN, box=(0, 0, *shape), size=size)
+    far = difference(view, 64 + picture(*shape) // 2)
+    assert far.max() <= 2
+    assert far.mean() < 0.4
+    for level in (0, 1, 100, 171, 254, 255):
+        assert (render(view, np.full((*shape, 3), level, np.uint8)) == level).all()
 
 
 @pytest.mark.parametrize(
@@ -138,6 +160,36 @@ def test_normalize_equals_torchvision():
     expected = tv.normalize(images.float() / 255, mean, std)
     assert torch.allclose(normalize(images, mean, std), expected, atol=1e-5)
     assert images.dtype == torch.uint8
+
+
+def test_a_gradient_passes_normalize_after_it_was_first_called_in_inference():
+    mean, std = [0.25, 0.5, 0.75], [0.125, 0.25, 0.5]  # of no other test
+    with torch.inference_mode():
+        normalize(torch.zeros(1, 3, 2, 2), mean, std)
+    pixels = torch.zeros(1, 3, 2, 2, dtype=torch.float64, requires_grad=True)
+    normalize(pixels, mean, std).sum().backward()
+    assert torch.allclose(pixels.grad[0, :, 0, 0], 1 / (255 * torch.tensor(std, dtype=torch.float64)))
+
+
+@pytest.mark.parametrize(
+    "out",
+    [
+        np.empty((3, 16, 32), np.uint8)[..., ::2],
+        np.empty((3, 16, 16), np.int8),
+        np.empty((1, 3, 16, 16), np.uint8),
+        np.empty((4, 16, 16), np.uint8),
+    ],
+    ids=["strided", "signed", "batch", "channels"],
+)
+def test_a_place_that_does_not_fit_is_refused(out):
+    with pytest.raises(AssertionError):
+        render(PLAIN, picture(40, 40), out)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.bool_, np.float32])
+def test_an_image_of_another_type_is_refused(dtype):
+    with pytest.raises(AssertionError):
+        render(PLAIN, picture(40, 40).astype(dtype))
 
 
 def bands(height, width, channels):
