@@ -19,8 +19,8 @@ def say_if_not_compiled() -> None:
     """Say that compiled kernels are missing, which are left out where no compiler is."""
     if render.kernel is None:
         logger.info(
-            "this installation has no compiled kernels, so views and, on a CPU, the loss take twice as long: with "
-            "a C compiler on the machine, install nestling again"
+            "this installation has no compiled kernels, so views and, on a CPU, the loss take twice as long: "
+            "with a C compiler on the machine, install nestling again"
         )
 
 
