@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from nestling.backbones.layers import backward_by_hand
+
 SMALLEST = 1e-12  # of a norm, as in F.normalize
 
 
@@ -21,8 +23,8 @@ def cross_covariance(qkv: Tensor, temperature: Tensor) -> Tensor:
     Shape:
         qkv: (B, N, 3, H, D), temperature: (H, 1, 1) -> (B, N, H * D)
     """
-    by_hand = torch.is_grad_enabled() and qkv.requires_grad and not torch.compiler.is_compiling()
-    if by_hand and qkv.dtype != torch.float16:
+    trained = torch.is_grad_enabled() and qkv.requires_grad
+    if trained and backward_by_hand(qkv) and qkv.dtype != torch.float16:
         return CrossCovariance.apply(qkv, temperature)
     q, k, v = rows(qkv).unbind()  # each B H N D
     norm_q, norm_k = norms(q), norms(k)
@@ -59,6 +61,9 @@ class CrossCovariance(torch.autograd.Function):
 
     With s = q^T k / (|q| |k|) and G the gradient of s, that of q is k (G / (|q| |k|))^T minus
     q * (row sums of G * s) / |q|^2, where the second term is that of the norm; k's alike, with column sums.
+
+    RuntimeError for a second derivative (create_graph=True): take it by torch.func.grad of torch.func.grad,
+    under which autograd's own gradient is used.
     """
 
     @staticmethod

@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.amp import custom_bwd, custom_fwd
 from torch.autograd.function import once_differentiable
 
+from nestling.backbones.layers import backward_by_hand
 from nestling.backbones.windows import Windows, kept, token_places
 
 
 def can_gather(x: Tensor) -> bool:
-    """Whether attention is computed here: on a CPU, in fp32 or above, and not in a graph being traced."""
-    traced = torch.compiler.is_compiling() or torch.jit.is_tracing() or type(x) is not Tensor
-    return not traced and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+    """Whether attention is computed here: on a CPU in fp32 or above, where a gradient by hand will do."""
+    return backward_by_hand(x) and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
 
 
 def attend(
@@ -45,14 +45,16 @@ class _Attention(torch.autograd.Function):
     """The equation and its derivative: of what lies between, only q, k, v and the weights are kept.
 
     In fp32 under autocast too: a CPU's many small products are no faster in bf16.
+
+    RuntimeError for a second derivative (create_graph=True): take it by torch.func.grad of torch.func.grad,
+    under which autograd's own gradient is used.
     """
 
     @staticmethod
     @custom_fwd(device_type="cpu")
     def forward(ctx: Any, tokens: Tensor, bias: Tensor | None, windows: Windows, num_heads: int) -> Tensor:
         """Shape: tokens (B, N, 3 C), or (B, N + 1, 3 C) with attended padding -> (B, N, C)."""
-        ctx.windows, ctx.batch = windows, len(tokens)
-        ctx.heads = (len(tokens), windows.number, num_heads)
+        ctx.windows, ctx.heads = windows, (len(tokens), windows.number, num_heads)
         ctx.bias_shape = None if bias is None else bias.shape
         parts = _gathered(windows, tokens, 3, num_heads)  # 3 G T D
         weights = torch.bmm(parts[0], parts[1].mT)  # G T T
@@ -64,7 +66,7 @@ class _Attention(torch.autograd.Function):
             torch.add(bias, logits, alpha=ctx.scale, out=logits)
         torch.softmax(weights, -1, out=weights)
         ctx.save_for_backward(parts, weights)
-        return _returned(windows, torch.bmm(weights, parts[2])[None], ctx.batch)
+        return _returned(windows, torch.bmm(weights, parts[2])[None], ctx.heads)
 
     @staticmethod
     @custom_bwd(device_type="cpu")
@@ -82,7 +84,7 @@ class _Attention(torch.autograd.Function):
         change[0].baddbmm_(logits, k, beta=0, alpha=ctx.scale)
         change[1].baddbmm_(logits.mT, q, beta=0, alpha=ctx.scale)
         bias = logits.unflatten(0, ctx.heads).sum_to_size(ctx.bias_shape) if ctx.needs_input_grad[1] else None
-        tokens = _returned(ctx.windows, change, ctx.batch)
+        tokens = _returned(ctx.windows, change, ctx.heads)
         if ctx.windows.is_padded and not ctx.windows.masked:
             padded = kept(grad, _padded, ctx.windows)[:, None, :, None]  # W 1 T 1
             added = (change.unflatten(1, ctx.heads) * padded).sum((2, 4))  # 3 B H D
@@ -99,23 +101,25 @@ def _gathered(windows: Windows, tokens: Tensor, parts: int, num_heads: int) -> T
         tokens: (B, N or N + 1, P C) -> (P, G, T, D)
     """
     batch, number = tokens.shape[:2]
-    rows = tokens.reshape(batch * number * parts * num_heads, -1)
+    width = tokens.shape[-1] // (parts * num_heads)  # as a number: of no images a reshape can't find it
+    rows = tokens.reshape(batch * number * parts * num_heads, width)
     token = kept(tokens, _tokens, windows, number)[:, None]  # W 1 T
     image, part, head = (torch.arange(count) for count in (batch, parts, num_heads))
     index = (token * parts + part[:, None, None, None, None]) * num_heads + head[:, None]
     index = index + image[:, None, None, None] * (number * parts * num_heads)  # P B W H T
-    return rows.index_select(0, index.flatten()).view(parts, -1, token.shape[-1], rows.shape[-1])
+    return rows.index_select(0, index.flatten()).view(parts, -1, token.shape[-1], width)
 
 
-def _returned(windows: Windows, rows: Tensor, batch: int) -> Tensor:
-    """Undo `_gathered`, without padding. Shape: rows (P, G, T, D) -> (B, N, P C)."""
-    parts, number, length, width = rows.shape
-    place, num_heads = kept(rows, _places, windows), number // batch // windows.number
+def _returned(windows: Windows, rows: Tensor, heads: tuple[int, int, int]) -> Tensor:
+    """Undo `_gathered`, without padding. Shape: rows (P, G, T, D), heads B, W, H -> (B, N, P C)."""
+    (parts, _, length, width), (batch, _, num_heads) = rows.shape, heads
+    place = kept(rows, _places, windows)
     image, part, head = (torch.arange(count) for count in (batch, parts, num_heads))
     window = (part[:, None] * batch + image[:, None, None, None]) * windows.number
     window = window + (place // length)[:, None, None]
     index = (window * num_heads + head) * length + (place % length)[:, None, None]  # B N P H
-    return rows.reshape(-1, width).index_select(0, index.flatten()).view(batch, len(place), -1)
+    returned = rows.reshape(-1, width).index_select(0, index.flatten())
+    return returned.view(batch, len(place), parts * num_heads * width)
 
 
 def _tokens(windows: Windows, number: int, device: torch.device) -> Tensor:

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 LayerNorm = partial(nn.LayerNorm, eps=1e-6)
 
@@ -20,7 +21,7 @@ class DropPath(nn.Module):
     sample and channel instead of a pass over all tokens.
 
     The share kept is a tensor, no buffer: a compiled block takes it as an input, and so serves the blocks
-    of all rates, where a number would be part of its code.
+    of all rates, where a number would be part of its code. `rate` may be set at any time.
 
     Shape:
         x: (B, ...) -> (B, 1, 1)
@@ -28,7 +29,15 @@ class DropPath(nn.Module):
 
     def __init__(self, rate: float) -> None:
         super().__init__()
-        self.rate, self.drops = rate, rate > 0
+        self.rate = rate
+
+    @property
+    def rate(self) -> float:
+        return self._rate
+
+    @rate.setter
+    def rate(self, rate: float) -> None:
+        self._rate, self.drops = rate, rate > 0
         self.keep = torch.tensor(1.0 - rate, dtype=torch.float64, device="cpu")
 
     def forward(self, x: Tensor) -> Tensor:
@@ -56,6 +65,30 @@ class MapGelu(nn.GELU):
 def on_cpu(x: Tensor) -> bool:
     """Whether to choose what is fast on CPUs: not for a graph on its way to other devices."""
     return x.device.type == "cpu" and not torch.compiler.is_exporting()
+
+
+def transformed() -> bool:
+    """Whether a transform of torch.func (grad, jvp, vmap) is active: tensors look plain but are its own."""
+    if torch.compiler.is_compiling():
+        return False
+    peek = getattr(torch._C._functorch, "peek_interpreter_stack", None)
+    return peek is not None and peek() is not None
+
+
+def holds_numbers(x: Tensor) -> bool:
+    """Whether x is a tensor of numbers: not of a graph being traced, fake, meta, or of a transform."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or transformed():
+        return False
+    return type(x) is Tensor and not x.is_meta
+
+
+def backward_by_hand(x: Tensor) -> bool:
+    """Whether x may go through an autograd.Function of ours, whose gradient is written out.
+
+    Such a function can't be saved in a traced graph, and knows neither forward-mode derivatives nor the
+    transforms of torch.func. There plain operations compute the same.
+    """
+    return holds_numbers(x) and getattr(forward_ad, "_current_level", -1) < 0
 
 
 class Mlp(nn.Module):

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nestling.backbones.gathered_windows import attend, can_gather
+from nestling.backbones.layers import transformed
 from nestling.backbones.symbolic_windows import cut_grid
 from nestling.backbones.windows import Windows, attention_mask, kept, relative_position_index
 
@@ -61,7 +62,7 @@ class WindowAttention(nn.Module):
         bias = self.bias(windows.size, q)
         if windows.need_mask:
             bias = self._masked_bias(windows, bias, q)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        out = (attention_as_written if transformed() else F.scaled_dot_product_attention)(q, k, v, bias)
         return self.proj(windows.join(windows.merge_heads(out, x.shape[0], self.num_heads)))
 
     def bias(self, window: tuple[int, int], like: Tensor) -> Tensor | None:
@@ -84,3 +85,13 @@ class WindowAttention(nn.Module):
         else:
             mask = torch.where(mask, bias, float("-inf"))
         return mask.flatten(0, 1)[None]
+
+
+def attention_as_written(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    """softmax(q k^T / sqrt(D) + bias) v: torch's fast kernels know no transforms of torch.func.
+
+    Shape:
+        q, k, v: (..., T, D), bias: (..., T, T) -> (..., T, D)
+    """
+    logits = q @ k.mT * q.shape[-1] ** -0.5
+    return (logits if bias is None else logits + bias).softmax(dim=-1) @ v

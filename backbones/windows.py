@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nestling.backbones.layers import holds_numbers
+
 
 class Axis(NamedTuple):
     """One axis of the grid: `num_windows` windows cover it, the first one `shift` tokens after its start."""
@@ -174,10 +176,8 @@ def _kept(build: Callable[..., Tensor], *arguments: object) -> Tensor:
 def kept(like: Tensor, build: Callable[..., Tensor], *arguments: object) -> Tensor:
     """`build(*arguments, like.device)`, built once and kept for the next call.
 
-    A tensor that holds no numbers (meta, fake, of a graph being traced) is never kept, and never mixed
-    with one that does: in a compiled or exported graph it is built inside the graph.
+    A tensor that holds no numbers (meta, fake, of a graph being traced, of a transform) is never kept, and
+    never mixed with one that does: in a compiled or exported graph it is built inside the graph.
     """
     arguments = (*arguments, like.device)
-    if torch.compiler.is_compiling() or type(like) is not Tensor or like.is_meta:
-        return build(*arguments)
-    return _kept(build, *arguments)
+    return _kept(build, *arguments) if holds_numbers(like) else build(*arguments)

@@ -84,6 +84,8 @@ def test_a_batch_without_images_has_features_without_rows(name):
     rows, columns = features.grid
     assert features.cls.shape == (0, model.embed_dim)
     assert features.patches.shape == (0, rows * columns, model.embed_dim)
+    (features.cls.sum() + features.patches.sum()).backward()
+    assert not any(gradient is not None and gradient.any() for gradient in gradients(model).values())
 
 
 def test_every_family_is_here():

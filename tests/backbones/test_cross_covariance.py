@@ -73,3 +73,20 @@ def test_a_channel_of_zeros_has_finite_gradients():
     cross_covariance(qkv, temperature).square().sum().backward()
     assert qkv.grad.isfinite().all()
     assert temperature.grad.isfinite().all()
+
+
+def test_a_second_derivative_is_refused_but_by_transforms():
+    qkv, temperature = inputs()
+    (gradient,) = torch.autograd.grad(
+        cross_covariance(qkv, temperature).square().sum(), qkv, create_graph=True
+    )
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+    def second(attention):
+        def slope(x):
+            return torch.func.grad(lambda x: attention(x, temperature.detach()).square().sum())(x)
+
+        return torch.func.grad(lambda x: slope(x).square().sum())(qkv.detach())
+
+    torch.testing.assert_close(second(cross_covariance), second(as_written), rtol=0, atol=1e-9)

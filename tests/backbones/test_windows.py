@@ -134,6 +134,8 @@ def test_what_was_built_in_inference_mode_serves_in_training():
     assert layer.relative_position_bias_table.grad.isfinite().all()
 
 
+@pytest.mark.filterwarnings(r"ignore:.*torch\.jit\..* is (deprecated|not supported)")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 def test_tensors_without_numbers_are_never_kept_nor_mixed_with_those_that_are():
     layer, x = WindowAttention(8, 2, 6, shifted=True), torch.randn(1, 13, 13, 8)
     before = windows_module._kept.cache_info().currsize
@@ -145,6 +147,8 @@ def test_tensors_without_numbers_are_never_kept_nor_mixed_with_those_that_are():
             return functional_call(layer, state, (mode.from_tensor(x),))
 
     assert fake_forward().shape == x.shape
+    torch.func.grad(lambda x: layer(x).sum())(x)
+    torch.jit.trace(layer, x, check_trace=False)  # a kept tensor would be a constant of the next graph
     assert windows_module._kept.cache_info().currsize == before
     expected = layer(x)  # now mask and index are kept
     assert fake_forward().shape == x.shape
