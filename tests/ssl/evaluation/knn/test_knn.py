@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from nestling.ssl.errors import UserError
-from nestling.ssl.evaluation.knn import effective_ks, knn, search
+from nestling.ssl.evaluation.knn import effective_ks, knn, search, voting
 
 BACKENDS = ["faiss", "torch"]
 
@@ -128,8 +128,9 @@ def test_a_faint_vote_counts_at_any_temperature():
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_k_above_the_training_set_is_clamped_and_said_once(backend, caplog):
-    train, test = clusters(13 if backend == "faiss" else 14, 3, seed=8), clusters(1, 3, seed=9)
+    train, test = clusters(13, 3, seed=8), clusters(1, 3, seed=9)
     num_train = len(train[0])
+    voting._say_clamped.cache_clear()  # another test may have had as many
     with caplog.at_level(logging.WARNING, "nestling"):
         for _ in range(3):
             results = knn(*train, *test, [5, 20, 200], backend=backend)
