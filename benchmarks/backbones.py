@@ -58,6 +58,7 @@ class Twins:
 
     @classmethod
     def of(cls, name: str, device: torch.device, depth: int) -> "Twins":
+        """Ours with random weights, and timm's holding the same."""
         torch.manual_seed(0)
         if name.startswith("xcit"):
             ours = backbones.create(name, depth=depth)

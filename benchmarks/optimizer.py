@@ -96,6 +96,7 @@ def cases(device: torch.device, quick: bool) -> Iterator[Case]:
 
 
 def compared_parts(config: Config, device: torch.device, rounds: int) -> Iterator[Case]:
+    """Clipping, moving average and AdamW alone, then one after the other."""
     ours, theirs = sides(config, device, every=10)
     check = partial(compare, ours, theirs)
     for part, mine, others, at_least in (

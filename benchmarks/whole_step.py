@@ -51,6 +51,7 @@ class Ours:
         self.config = config
 
     def step(self, views: list[Tensor], batch_size: int) -> Tensor:
+        """Shape: per size of views (V * B, 3, S, S) -> the loss, ()."""
         optim.apply(self.optimizer, VALUES)
         targets = self.method.targets(views[0], batch_size)
         outputs = self.method.student(views, batch_size)
@@ -103,6 +104,7 @@ class Published:
         self.optimizer = adamw_loop(groups)
 
     def step(self, views: list[Tensor]) -> Tensor:
+        """Shape: the same."""
         optim.apply(self.optimizer, VALUES)
         with torch.no_grad():
             teacher = self.teacher(views[:1])
