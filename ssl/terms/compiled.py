@@ -41,6 +41,12 @@ def takes(*tensors: Tensor) -> bool:
     )
 
 
+def reads(logits: Tensor) -> bool:
+    """Whether the kernel can be given these: as they are, or a copy in fp32 of half precision."""
+    halves = (torch.bfloat16, torch.float16)
+    return takes(logits) or (kernel is not None and logits.device.type == "cpu" and logits.dtype in halves)
+
+
 def compare(
     groups: Sequence[tuple[Tensor, Tensor | None, int]],
     targets: Tensor,

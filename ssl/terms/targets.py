@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from nestling.ssl.terms import compiled
-from nestling.ssl.terms.pairs import Scratch, in_kind_of, log_sum_exp
+from nestling.ssl.terms.pairs import Scratch, in_fp32, in_kind_of, log_sum_exp
 
 PART = 256  # of a row, in which its largest entry is looked for
 
@@ -30,6 +30,8 @@ class Targets:
 
     def __call__(self, logits: Tensor) -> Tensor:
         """The targets of a block of images. Shape: (T, n, K) -> (T, n, K)."""
+        if logits.dtype != torch.float32 and compiled.reads(logits):
+            logits = in_fp32(logits, self._scratch, "teacher's copy")
         like = torch.empty(
             0, dtype=torch.promote_types(logits.dtype, self._total.dtype), device=logits.device
         )

@@ -39,7 +39,7 @@ def learned(views: list[Tensor], teacher: Tensor) -> tuple[Tensor, list[Tensor],
     """Loss, gradients and what was seen of the teacher, by whichever way there is."""
     leaves = [view.clone().requires_grad_() for view in views]
     scratch = Scratch()
-    center = drawn(teacher.shape[-1], seed=8).to(teacher.dtype)
+    center = drawn(teacher.shape[-1], seed=8).to(torch.promote_types(teacher.dtype, torch.float32))
     targets = Targets(center, TEACHER_TEMPERATURE, scratch)
     loss = multi_crop_loss(
         leaves, lambda images: targets(teacher[:, images]), len(teacher), TEMPERATURE, scratch
@@ -74,6 +74,22 @@ def test_loss_gradient_and_metrics_are_those_of_the_passes_and_near_fp64(
         torch.testing.assert_close(ours[2].total.to(dtype), expected[2].total, rtol=1e-5, atol=1e-5)
         assert ours[2].dominance == pytest.approx(expected[2].dominance.item())
     assert ours[2].num_rows == num_global * B
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(torch.bfloat16, 0), (torch.float16, 1e-3)])
+def test_half_precision_is_read_as_fp32_and_only_its_gradient_rounded(dtype, most, monkeypatch):
+    views, teacher = [view.to(dtype) for view in views_of([2, 3])], drawn(2, B, K, seed=9).to(dtype)
+    loss, gradients, targets = learned(views, teacher)
+    expected, others, wanted = learned([view.float() for view in views], teacher.float())
+    assert torch.equal(loss, expected)
+    for mine, theirs in zip(gradients, others, strict=True):
+        assert mine.dtype == dtype
+        rounded = theirs.to(dtype).float()
+        assert (mine.float() - rounded).norm() <= most * rounded.norm()  # fp16 is scaled, then rounded
+    assert torch.equal(targets.entropy, wanted.entropy)
+    assert torch.equal(targets.total, wanted.total)
+    passes, *_ = without_kernel(monkeypatch, lambda: learned(views, teacher))
+    torch.testing.assert_close(loss, passes, rtol=1e-5, atol=0)
 
 
 def compared(gradient_in_place: bool) -> tuple[Tensor, Tensor]:
