@@ -45,6 +45,7 @@ def main(argv: list[str]) -> None:
     from nestling.ssl.evaluation.retrieval.copies import blocks_of, describe, judge_copies, open_folders
     from nestling.ssl.evaluation.retrieval.whitening import learn_whitening
     from nestling.ssl.run.loading import check_size
+    from nestling.ssl.run.memory import running_out_named
     from nestling.ssl.run.progress import say_only_here
     from nestling.ssl.trained import load_trained
 
@@ -62,11 +63,12 @@ def main(argv: list[str]) -> None:
     )
     blocks = blocks_of(sources["folder"], settings.folder)
     described, ledgers = {}, []
-    for name, source in sources.items():
-        ledgers.append(Ledger(settings.max_bad_share, len(source), "max_bad_share"))
-        described[name] = describe(
-            source, backbone, data, settings.size, settings.batch_size, device, ledgers[-1]
-        )
+    with running_out_named({"batch_size": settings.batch_size, "size": settings.size}):
+        for name, source in sources.items():
+            ledgers.append(Ledger(settings.max_bad_share, len(source), "max_bad_share"))
+            described[name] = describe(
+                source, backbone, data, settings.size, settings.batch_size, device, ledgers[-1]
+            )
     vectors = dict(zip(described["folder"][0].tolist(), described["folder"][1], strict=True))
     others = described["distractors"][1] if "distractors" in described else described["folder"][1][:0]
     whitening = learn_whitening(described["whitening"][1]) if "whitening" in described else None

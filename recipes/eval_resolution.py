@@ -83,6 +83,7 @@ def main(argv: list[str]) -> None:
     from nestling.ssl.evaluation.together import names_of, on_the_same_images
     from nestling.ssl.run import processes
     from nestling.ssl.run.loading import check_size
+    from nestling.ssl.run.memory import running_out_named
     from nestling.ssl.run.progress import say_only_here
     from nestling.ssl.trained import load_trained
 
@@ -108,8 +109,9 @@ def main(argv: list[str]) -> None:
     found: dict[str, Results] = {}
     for name, one in trained.items():
         how = (sizes, settings.train_size, settings.timing.batch_size, settings.timing.repeats)
-        backbone = one.backbone.to(accelerator.device)
-        found[name] = judges[name].judge(backbone, accelerator.device, *how)
+        with running_out_named({"knn.batch_size": one.config.knn.batch_size}):
+            backbone = one.backbone.to(accelerator.device)
+            found[name] = judges[name].judge(backbone, accelerator.device, *how)
         backbone.cpu()  # the memory of the next one is measured alone
     if accelerator.is_main_process:
         tell(out, settings, sizes, trained, judges, found, accelerator.device)

@@ -45,6 +45,7 @@ def main(argv: list[str]) -> None:
     from nestling.ssl.evaluation.retrieval.describing import SCALES, Describer, judge_retrieval
     from nestling.ssl.evaluation.retrieval.ground_truth import find_ground_truth, read_ground_truth
     from nestling.ssl.evaluation.retrieval.ranking import KS, PROTOCOLS
+    from nestling.ssl.run.memory import running_out_named
     from nestling.ssl.run.progress import say_only_here
     from nestling.ssl.trained import load_trained
 
@@ -61,7 +62,8 @@ def main(argv: list[str]) -> None:
     data, backbone = trained.config.data, trained.backbone.to(device)
     describer = Describer(backbone, data, settings.size, settings.pooling, scales, device)
     ledger = Ledger(settings.max_bad_share, len(truth.images) + len(truth.queries), "max_bad_share")
-    results = judge_retrieval(truth, folder / "jpg", data, describer, settings.crop_queries, ledger)
+    with running_out_named({"size": settings.size}):
+        results = judge_retrieval(truth, folder / "jpg", data, describer, settings.crop_queries, ledger)
     measures = ("map", *(f"mp{k}" for k in KS))
     rows = [
         (name, *("–" if (value := results[f"{name}/{measure}"]) is None else value for measure in measures))

@@ -41,6 +41,7 @@ def main(argv: list[str]) -> None:
     from nestling.ssl.evaluation.alone import device_alone
     from nestling.ssl.evaluation.dense.davis import Tracker, find_videos, judge_video, summary
     from nestling.ssl.evaluation.results import results_file, show_table, write_results
+    from nestling.ssl.run.memory import running_out_named
     from nestling.ssl.run.progress import say_only_here
     from nestling.ssl.trained import load_trained
 
@@ -52,7 +53,10 @@ def main(argv: list[str]) -> None:
     masks = Path(settings.masks).expanduser() if settings.masks else out.with_suffix("")
     backbone = trained.backbone.to(device)
     tracker = Tracker(backbone, trained.config.data, settings.size, settings.propagation, device)
-    scores = [score for video in videos for score in judge_video(tracker, video, masks)]
+    with running_out_named(
+        {"size": settings.size, "propagation.last_frames": settings.propagation.last_frames}
+    ):
+        scores = [score for video in videos for score in judge_video(tracker, video, masks)]
     results = summary(scores) if scores else {}
     title = f"label propagation, {trained.title}, {len(videos)} videos"
     print(f"masks written to {printable(masks)}")

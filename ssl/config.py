@@ -293,7 +293,8 @@ class Knn:
         choices=("auto", "faiss", "torch"),
     )
     unlabelled: bool | None = key(
-        None, "also RankMe, a-ReQ, uniformity and alignment of features; null: where there is no k-NN"
+        None,
+        "also RankMe, a-ReQ, uniformity, alignment, k-NN overlap of features; null: where there is no k-NN",
     )
 
 

@@ -71,7 +71,7 @@ def pretrain(config: Config) -> Path:
     with failing_together():
         if accelerator.is_main_process:
             refuse_small(config, method)
-    run = Run(config, accelerator, course)
+    run = Run(config, accelerator, course, judges.unlabelled.kept if judges.unlabelled else None)
     schedules = Schedules(config, run.course)
     announce(config, accelerator, schedules, images, queries)
     judges.announce()

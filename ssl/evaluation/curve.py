@@ -1,5 +1,6 @@
 """The learning curve: accuracy over epochs, or over another axis, beside what it must beat."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 from PIL import Image, ImageDraw
@@ -7,6 +8,8 @@ from PIL import Image, ImageDraw
 from nestling.ssl.evaluation import canvas
 
 Points = Sequence[tuple[float, float]]
+
+SHARE = "%"  # the unit of numbers between 0 and 1
 
 
 def learning_curve(
@@ -16,30 +19,37 @@ def learning_curve(
     height: int = 360,
     axis: str = "epoch",
     dots: Mapping[str, Points] | None = None,
+    unit: str = SHARE,
 ) -> Image.Image:
     """Lines of (epoch, share) and dashed levels, each named at its right end.
 
     Args:
-        series: what was learned, each with at least one point.
+        series: what was learned; one without points keeps its colour and isn't drawn.
         bars: constant levels, such as raw pixels and the untrained network.
         axis: what the first numbers are.
         dots: further points of a series that lie beside its line.
+        unit: of the second numbers; of all but shares the axis begins at 0.
     """
     beside = dots or {}
-    labels = {name: f"{name} {100 * value:.0f} %" for name, value in _ends(series, bars).items()}
+    labels = {name: f"{name} {_told(value, unit)}" for name, value in _ends(series, bars).items()}
     right = width - max(canvas.text_width(text, canvas.SMALL) for text in labels.values()) - 22
-    box = (52, 16, right, height - 50)
     drawn = [point for points in (*series.values(), *beside.values()) for point in points]
     epochs, shares = [epoch for epoch, _ in drawn], [share for _, share in drawn] + list(bars.values())
-    scale = _Scale(box, (min(epochs), max(epochs)), (_floor(min(shares)), _ceiling(max(shares))))
+    ticks = _tenths(min(shares), max(shares)) if unit == SHARE else _from_zero(max(shares))
+    left = max(52, 16 + max(canvas.text_width(text, canvas.SMALL) for text in ticks.values()))
+    box = (left, 16, right, height - 50)
+    limits = (_floor(min(shares)), _ceiling(max(shares))) if unit == SHARE else (0.0, max(ticks))
+    scale = _Scale(box, (min(epochs), max(epochs)), limits)
     page = Image.new("RGB", (width, height), canvas.WHITE)
     draw = ImageDraw.Draw(page)
-    _draw_axes(draw, scale, axis)
+    _draw_axes(draw, scale, ticks, axis)
     colors = {name: canvas.SERIES[i % len(canvas.SERIES)] for i, name in enumerate(series)}
     for name, share in bars.items():
         _dashed(draw, box[0], box[2], scale.y(share), canvas.GRAY)
         colors[name] = canvas.GRAY
     for name, points in series.items():
+        if not points:
+            continue
         places = [(scale.x(epoch), scale.y(share)) for epoch, share in points]
         _smooth_line(page, places, colors[name])
         for epoch, share in beside.get(name, ()):
@@ -70,7 +80,32 @@ class _Scale:
 
 
 def _ends(series: Mapping[str, Points], bars: Mapping[str, float]) -> dict[str, float]:
-    return {name: points[-1][1] for name, points in series.items()} | dict(bars)
+    return {name: points[-1][1] for name, points in series.items() if points} | dict(bars)
+
+
+def _told(value: float, unit: str) -> str:
+    return f"{100 * value:.0f} %" if unit == SHARE else f"{_plain(value)} {unit}"
+
+
+def _plain(value: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _tenths(low: float, high: float) -> dict[float, str]:
+    """The marks of shares, with their text."""
+    first, last = round(10 * _floor(low)), round(10 * _ceiling(high))
+    step = 2 if last - first > 5 else 1
+    return {tenth / 10: f"{10 * tenth}" for tenth in range(first, last + 1, step)}
+
+
+def _from_zero(high: float) -> dict[float, str]:
+    """At most six marks from 0 to `high` or a little above, 1, 2 or 5 of a power of ten apart."""
+    if high <= 0:
+        return {0.0: "0", 1.0: "1"}
+    unit = 10.0 ** math.floor(math.log10(high / 5))
+    step = next(factor * unit for factor in (1, 2, 5, 10) if high <= 5 * factor * unit)
+    return {place * step: _plain(place * step) for place in range(math.ceil(high / step) + 1)}
 
 
 def _floor(share: float) -> float:
@@ -81,14 +116,13 @@ def _ceiling(share: float) -> float:
     return min(10, int(share * 10 + 1.2)) / 10
 
 
-def _draw_axes(draw: ImageDraw.ImageDraw, scale: _Scale, axis: str) -> None:
+def _draw_axes(draw: ImageDraw.ImageDraw, scale: _Scale, ticks: Mapping[float, str], axis: str) -> None:
     left, _, right, bottom = scale.box
     small = canvas.font(canvas.SMALL)
-    low, high = (round(10 * share) for share in scale.shares)
-    for tenth in range(low, high + 1, 2 if high - low > 5 else 1):
-        y = scale.y(tenth / 10)
+    for value, text in ticks.items():
+        y = scale.y(value)
         draw.line((left, y, right, y), canvas.LIGHT, width=1)
-        draw.text((left - 8, y), f"{10 * tenth}", canvas.GRAY, small, anchor="rm")
+        draw.text((left - 8, y), text, canvas.GRAY, small, anchor="rm")
     first, last = scale.epochs
     step = next(
         step for unit in _units() for step in (unit, 2 * unit, 5 * unit) if (last - first) / step <= 8
@@ -112,7 +146,7 @@ def _smooth_line(page: Image.Image, places: Sequence[tuple[float, float]], color
     draw.line(large, 255, width=15, joint="curve")
     x, y = large[-1]
     draw.ellipse((x - 24, y - 24, x + 24, y + 24), 255)
-    page.paste(color, mask=mask.resize(page.size, Image.Resampling.LANCZOS))
+    page.paste(color, mask=mask.reduce(4))
 
 
 def _dashed(draw: ImageDraw.ImageDraw, left: float, right: float, y: float, color: canvas.Color) -> None:

@@ -104,6 +104,21 @@ def forward(
         yield indices.cpu(), rows, failed
 
 
+def num_features(
+    backbone: Backbone, poolings: Sequence[str], channels: int, size: tuple[int, int], device: torch.device
+) -> int:
+    """Numbers per image, of all poolings together, told by a forward pass.
+
+    Raises:
+        UserError: as `extract`.
+    """
+    readouts = [readout(name) for name in poolings]
+    images = torch.zeros(1, channels, *size, device=device)
+    with untouched(backbone), torch.no_grad():
+        blocks = last_blocks(backbone.eval(), images, readouts)
+    return sum(wanted(blocks).shape[1] for wanted in readouts)
+
+
 def _joined(parts: list[Tensor]) -> Tensor:
     """All rows; a process whose share is empty still takes part in the gathering, with the others' width."""
     width = max(everyones([parts[0].shape[1] if parts else 0]))

@@ -2,6 +2,7 @@
 
     checkpoints/step_00001200/
         student.safetensors  teacher.safetensors  terms.safetensors
+        judged.safetensors              where features are judged without labels: neighbours found last
         optimizer.pt                    loads with torch.load(weights_only=True)
         trainer.json  config.yaml       plain types and text
         manifest.json                   size and checksum of each
@@ -17,7 +18,7 @@ import os
 import re
 import shutil
 from collections.abc import Collection
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
 from pickle import UnpicklingError
@@ -39,6 +40,7 @@ from nestling.ssl.run.disk import draft_of, flush_to_disk, free_bytes, replaced,
 logger = logging.getLogger("nestling")
 
 TENSORS = ("student", "teacher", "terms")
+JUDGED = "judged.safetensors"
 LAST, BEST = "last", "best"
 KEPT = "kept"  # an empty file that keeps a checkpoint for good
 DAMAGES = (SafetensorError, UnpicklingError, RuntimeError, ValueError, EOFError)
@@ -57,6 +59,7 @@ class Checkpoint:
     optimizer: dict[str, Any]
     trainer: dict[str, Any]
     config: str
+    judged: dict[str, Tensor] = field(default_factory=dict)  # of the last evaluation, for the next one
 
     def copied(self) -> "Checkpoint":
         """The same in host memory of its own, which nothing that training does next can change."""
@@ -123,6 +126,8 @@ def _write_files(checkpoint: Checkpoint, draft: Path) -> None:
             draft / f"{name}.safetensors",
             metadata,
         )
+    if checkpoint.judged:
+        save_file(checkpoint.judged, draft / JUDGED)
     with (draft / "optimizer.pt").open("wb") as file:  # of a path torch would tell no reason of a failure
         torch.save(checkpoint.optimizer, file)
     (draft / "trainer.json").write_text(json.dumps(checkpoint.trainer, indent=2, allow_nan=False))
@@ -159,6 +164,7 @@ def load(path: Path) -> Checkpoint:
             optimizer=torch.load(path / "optimizer.pt", map_location="cpu", weights_only=True),
             trainer=json.loads((path / "trainer.json").read_text()),
             config=(path / "config.yaml").read_text(encoding="utf-8"),
+            judged=load_file(path / JUDGED) if (path / JUDGED).exists() else {},
         )
     except FileNotFoundError as error:
         raise UserError(

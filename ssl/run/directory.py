@@ -8,6 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from nestling.ssl.config import Config
 from nestling.ssl.data import ledger
 from nestling.ssl.errors import UserError
@@ -16,7 +18,10 @@ from nestling.ssl.run.disk import replaced
 from nestling.ssl.run.marks import ENVIRONMENT, is_run
 from nestling.ssl.views import render
 
-RECORDED = ("torch", "torchvision", "lightly", "accelerate", "omegaconf", "faiss-cpu", "numpy", "pillow")
+RECORDED = (
+    *("torch", "torchvision", "lightly", "accelerate", "omegaconf", "faiss-cpu", "numpy", "pillow"),
+    *("torchmetrics", "pycocotools"),
+)
 CONFIG, LOG, PICTURE = "config.yaml", "log.jsonl", "picture.png"
 NONFINITE = "nonfinite.json"  # the step that was not finite
 TRACKED = "nestling"  # what trackers call the run, and their folder in it
@@ -99,16 +104,31 @@ def refuse_changes(old: dict[str, Any], new: dict[str, Any], out: str) -> None:
 
 
 def environment() -> dict[str, Any]:
-    """Versions, platform, git revision and dirty flag, for the record."""
+    """Versions, platform, device, torch's threads, git revision and dirty flag, for the record."""
     return {
         "nestling": installed("nestling"),
         "python": platform.python_version(),
         "platform": platform.platform(),
+        # Only of CUDA that is in use: asking would begin its use.
+        "device": torch.cuda.get_device_name() if torch.cuda.is_initialized() else processor(),
+        "threads": torch.get_num_threads(),
         "packages": {name: installed(name) for name in RECORDED},
         "compiled_kernel": render.kernel is not None,
         "git": git("rev-parse", "HEAD"),
         "git_dirty": bool(git("status", "--porcelain", "--untracked-files=no")),
     }
+
+
+def processor() -> str:
+    """The CPU's name, as far as the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        platform.processor() or platform.machine(),
+    )
 
 
 def installed(name: str) -> str | None:

@@ -152,6 +152,8 @@ class Journal:
             record["epoch"] = self._course.epoch_at(finished)
         if due and self.judge is not None:
             self._judge(finished, record)
+        elif self.judge is not None and finished < self.schedules.num_steps and is_watched(record):
+            self.judge(self.method.teacher.backbone)  # for what it keeps: the checkpoint is older than that
 
     def _judge(self, finished: int, record: Mapping[str, Any]) -> None:
         found = self._judged(finished)
@@ -209,6 +211,11 @@ class Journal:
 def is_accuracy(name: str) -> bool:
     """Whether a judgement is an accuracy, which can decide; what is found without labels is none."""
     return name.startswith("knn/")
+
+
+def is_watched(record: Mapping[str, Any]) -> bool:
+    """Whether features were judged, which the next judgement compares with."""
+    return any(name.startswith("features/") for name in record)
 
 
 def deciding(found: Mapping[str, float]) -> float | None:

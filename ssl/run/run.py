@@ -10,6 +10,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from omegaconf import OmegaConf
+from torch import Tensor
 from torch.optim import Optimizer
 
 from nestling.ssl import command_line
@@ -30,14 +31,22 @@ LEFT_OUT = "judging_left_out"  # in the log's last line while its step is still 
 class Run:
     """Claims `config.out` and writes everything that a run leaves there.
 
-    `course` is that of a new run; the attribute begins where the run goes on.
+    `course` is that of a new run; the attribute begins where the run goes on. `judged` is what judges keep
+    from one evaluation to the next: it is saved with each checkpoint, and filled from the one that goes on.
 
     Raises:
         UserError: on every process alike, where the directory can't be used as asked.
     """
 
-    def __init__(self, config: Config, accelerator: Accelerator, course: Course) -> None:
+    def __init__(
+        self,
+        config: Config,
+        accelerator: Accelerator,
+        course: Course,
+        judged: dict[str, Tensor] | None = None,
+    ) -> None:
         self.config, self.course = config, course
+        self._judged = {} if judged is None else judged
         self.facts = changes.facts(course, config, accelerator.num_processes)
         self.path = Path(config.out)
         self.accelerator = accelerator
@@ -93,6 +102,7 @@ class Run:
             if self.accelerator.scaler is not None and checkpoint.trainer["scaler"]:
                 self.accelerator.scaler.load_state_dict(checkpoint.trainer["scaler"])
             self.best = checkpoint.trainer["best"]
+            self._judged.update(checkpoint.judged)
             step = checkpoint.trainer["step"]
             logger.info(f"resuming from {self.resumed_from} after step {step}")
         self._saved_step = step
@@ -185,6 +195,7 @@ class Run:
                 "torch": torch.__version__,
             },
             config=(self.path / directory.CONFIG).read_text(encoding="utf-8"),
+            judged=dict(self._judged),  # the next evaluation may come before it is written
         )
 
     def check(self) -> None:

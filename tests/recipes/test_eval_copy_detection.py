@@ -49,6 +49,7 @@ def test_copies_find_their_originals_and_strangers_do_not(place, capsys):
         (["folder=SET/strong"], r"must hold a folder original"),
         (["distractors=SET/strong"], r"distractors=.*strong lies in folder="),
         (["size=2"], r"size=2: "),
+        (["size=400000000"], r"^memory ran out.*: give batch_size=8 or size=200000000, smaller images or a"),
     ],
 )
 def test_a_mistake_is_one_sentence(place, arguments, message):

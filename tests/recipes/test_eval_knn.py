@@ -167,17 +167,19 @@ def test_classes_that_training_lacks_are_named_with_their_number_of_images(run, 
 
 
 def test_features_on_a_disk_and_approximate_indexes_judge_too_and_say_what_they_lose(run, capsys, tmp_path):
-    exact = expected(run / "checkpoints/step_00000007", "teacher")
+    exact, recalls = expected(run / "checkpoints/step_00000007", "teacher"), []
     for index, folder in (("flat", tmp_path / "scratch"), ("ivf", tmp_path / "scratch"), ("hnsw", "null")):
         record = judged(run, f"knn.index={index}", f"knn.features_dir={folder}")
         assert record["results"].keys() == exact.keys()
         assert all(abs(record["results"][name] - exact[name]) < 0.11 for name in exact)
         if index != "flat":
             assert record["recall"]["cls"]["recall_k5"] > 0.7
+            recalls.append(f"{100 * record['recall']['cls']['recall_k5']:.1f}")
     printed = capsys.readouterr().out
+    cells = [[cell.strip() for cell in line.split("│")] for line in printed.splitlines()]
+    assert [row[-2] for row in cells if row[1:3] == ["cls", "5"]][1:] == recalls
     assert "2.24 kB of training features as float16 in" in printed
     assert "knn.index=hnsw misses neighbours and so biases the accuracy" in printed
-    assert "recall" in printed
     assert not [*(tmp_path / "scratch").iterdir()]
 
 

@@ -2,17 +2,21 @@
 
 import csv
 import json
+import shutil
 import subprocess
 import sys
 
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from small_trained import write_trained
 
 from nestling.recipes.eval_resolution import main
 from nestling.ssl.data.sources.opening import open_source
 from nestling.ssl.errors import UserError
 from nestling.ssl.evaluation.online import OnlineKnn
+from nestling.ssl.evaluation.resolution import judge as judging
 from nestling.ssl.run.loading import load_backbone
 
 QUICK = ["timing.batch_size=2", "timing.repeats=1"]
@@ -96,6 +100,11 @@ def test_several_networks_are_compared_on_the_images_of_the_first(run, vit, tmp_
     [
         (["RUN", "sizes=[large]"], r"sizes: large is no size"),
         (["RUN", "sizes=[]"], r"sizes=\[\]"),
+        (["RUN", "sizes=99992"], r"^memory ran out.*: give knn\.batch_size=64, smaller images or a smaller"),
+        (
+            ["RUN", "sizes=16", "timing.batch_size=999999999"],
+            r"^timing\.batch_size=999999999 images of 16 pixels",
+        ),
         (["RUN", "sizes=2"], r"sizes: 2 can't be judged: .*4 x 4"),
         (["RUN", "others=RUN"], r"run is given twice"),
         (["RUN", "train_size=both"], r"train_size=both"),
@@ -105,6 +114,27 @@ def test_several_networks_are_compared_on_the_images_of_the_first(run, vit, tmp_
 def test_a_mistake_is_one_sentence(run, arguments, message):
     with pytest.raises(UserError, match=message):
         main([argument.replace("RUN", str(run)) for argument in arguments])
+
+
+def test_features_that_are_not_finite_are_named_by_their_images(run, tmp_path):
+    broken = tmp_path / "run"
+    shutil.copytree(run, broken)
+    file = broken / "checkpoints/step_00000007/teacher.safetensors"
+    tensors = load_file(file)
+    tensors["backbone.norm.weight"].fill_(torch.nan)
+    save_file(tensors, file)
+    with pytest.raises(
+        UserError, match=r"cls of 24 images \(.*class_0/0000\.png, .*\) of data\.train is not fin"
+    ):
+        judged(broken, tmp_path / "broken.json", "sizes=16")
+
+
+def test_more_training_images_than_memory_holds_are_refused_before_the_work(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(judging, "memory", lambda: 10_000)
+    with pytest.raises(
+        UserError, match=r"16 numbers of each of 24 images take 0\.0 GB .*: give fewer images in"
+    ):
+        judged(run, tmp_path / "small.json", "sizes=16")
 
 
 def test_images_without_labels_are_refused(run, image_folder):

@@ -42,7 +42,7 @@ def test_two_networks_are_compared_on_the_same_images(run, tmp_path, capsys):
         "max_images=20",
         *images,
     ]
-    main([str(run), f"other={run}", *shared])
+    main([str(run), f"other={run}", f"others=[{run / 'bare.safetensors'}]", *shared])
     record = json.loads(out.read_text())
     assert record["num_images"] == 20
     assert 0 < record["results"]["features/jaccard/cls_k3"] < record["results"]["features/overlap/cls_k3"] < 1
@@ -52,8 +52,24 @@ def test_two_networks_are_compared_on_the_same_images(run, tmp_path, capsys):
     assert (record["config"]["knn"]["pooling"], record["config"]["knn"]["max_val"]) == (["cls"], 20)
     own, other = (found["results"]["features/rankme/cls"] for found in (record, record["other"]))
     assert own != other
+    (third,) = record["others"]  # the student's weights once more
+    expected = record["other"]["results"] | {n: v for n, v in record["results"].items() if "_k" in n}
+    assert third["results"] == pytest.approx(expected)
+    rows = [[cell.strip() for cell in line.split("│")] for line in capsys.readouterr().out.splitlines()]
+    told = {row[1]: row[2] for row in rows if len(row) > 3}
+    assert {told["run teacher"], told["run student"]} == {f"{own:.4g}", f"{other:.4g}"}
+    assert list(told) == (
+        ["run teacher", "run student", "bare.safetensors"]
+        if own > other
+        else ["run student", "bare.safetensors", "run teacher"]
+    )
+
+
+def test_two_networks_stand_side_by_side_with_what_they_share(run, tmp_path, capsys):
+    shared = ["other_network=student", "k=[3]", "knn.pooling=[cls]", f"out={tmp_path / 'pair.json'}"]
+    main([str(run), f"other={run}", *shared])
     printed = capsys.readouterr().out
-    for words in ("run teacher", "run student", "overlap/cls_k5"):
+    for words in ("run teacher", "run student", "overlap/cls_k3"):
         assert words in printed
 
 
@@ -64,6 +80,7 @@ def test_two_networks_are_compared_on_the_same_images(run, tmp_path, capsys):
         (["RUN", "other=RUN/nothing"], r"nothing: no such (file|folder)"),
         (["RUN", "knn.pooling=[clss]"], r"clss is no read-out"),
         (["RUN", "knn.size=2"], r"knn\.size=2"),
+        (["RUN", "knn.size=400000000"], r"^memory ran out.*: give knn\.batch_size=64, smaller images or a"),
         (["RUN/bare.safetensors"], r"is a weights file, which names no images: give data\.train"),
     ],
 )

@@ -73,6 +73,10 @@ def test_a_list_of_anything_but_names_is_refused(place, listed, message):
         (["split=2016/val"], r"there is no list of videos .*ImageSets/2016/val\.txt"),
         (["resolution=1080p"], r"the video squares has no frames: .*JPEGImages/1080p/squares holds no \.jpg"),
         (["propagation.topk=0"], r"propagation\.topk=0"),
+        (
+            ["size=400000000"],
+            r"^memory ran out.*: give size=200000000 or propagation\.last_frames=3, smaller",
+        ),
     ],
 )
 def test_a_mistake_is_one_sentence(place, arguments, message):

@@ -64,7 +64,9 @@ def world(tmp_path_factory) -> Path:
 
 
 def settings_of(world, *arguments):
-    given = [str(world / "run"), *SMALL, *arguments]
+    names = {text.partition("=")[0] for text in arguments}
+    small = [text for text in SMALL if text.partition("=")[0] not in names]
+    given = [str(world / "run"), *small, *arguments]
     return read(FineTune, given, program="", positional=("checkpoint",))
 
 
@@ -134,6 +136,49 @@ def test_the_classifier_learns_and_unused_parameters_stay(world):
     )
     history = records(world / "done")
     assert history[-1]["loss"] < history[0]["loss"]
+
+
+def trained_once(world, *arguments):
+    """The loss of one epoch, and the weights after it."""
+    trainer = trainer_of(world, "train.epochs=1", *arguments)
+    loss = next(trainer.epochs())["loss"]
+    return loss, torch.cat([value.flatten().double() for value in trainer.state.network.parameters()])
+
+
+def trainer_of(world, *arguments):
+    settings = settings_of(world, *arguments)
+    trained = load_trained(settings.checkpoint)
+    override(trained.config, "data", settings.data)
+    return prepared(settings, trained)[0]
+
+
+def test_each_setting_reaches_training(world):
+    loss, weights = trained_once(world)
+    again = trained_once(world)
+    assert again[0] == loss
+    assert torch.equal(again[1], weights)
+    for other in (
+        "optim.layer_decay=0.5",
+        "augment.mixup=0",
+        "augment.cutmix=0",
+        "augment.label_smoothing=0",
+    ):
+        other_loss, other_weights = trained_once(world, other)
+        assert not torch.equal(other_weights, weights), other
+        assert other_loss != loss, other
+
+
+def test_the_loss_of_a_step_is_the_cross_entropy_with_smoothed_labels(world):
+    unmixed = ("augment.mixup=0", "augment.cutmix=0", "model.drop_path=0", "augment.label_smoothing=0.3")
+    trainer = trainer_of(world, *unmixed)
+    indices = torch.arange(8)
+    images = torch.randint(0, 256, (8, 3, 16, 16), dtype=torch.uint8)
+    mean, std = normalisation(Data())
+    with torch.no_grad():
+        scores = trainer.state.network.train()(normalize(images, mean, std)).log_softmax(1)
+    own = scores[indices, trainer.sets.train.labels[indices]]
+    by_hand = -(0.7 * own + 0.3 * scores.mean(1)).mean()  # 0.3 of each label over all six classes
+    assert float(trainer._step(0, indices, images)) == pytest.approx(float(by_hand), rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import nestling
 from nestling.recipes.extract_features import main as extract
 from nestling.recipes.search import main
 from nestling.ssl.errors import UserError
+from nestling.ssl.evaluation.extraction.searching import FeatureFolder
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +80,15 @@ def test_every_format_finds_the_same(place, tmp_path, capsys, kind):
     assert [row for row, _ in rows_of(capsys.readouterr().out)] == expected(place, "cls", image, 12)
 
 
+def test_a_file_stands_for_its_folder_and_its_pooling(place, tmp_path, capsys):
+    image, out = place / "images/class_1/0002.png", f"out={tmp_path / 'nearest.jpg'}"
+    main([str(place / "features/cls.faiss"), str(image), "k=4", out])
+    named = rows_of(capsys.readouterr().out)
+    main([str(place / "features"), str(image), "k=4", out, "pooling=cls"])
+    assert rows_of(capsys.readouterr().out) == named
+    assert FeatureFolder(place / "features").pooling == "mean_patch"
+
+
 def test_images_that_are_no_files_are_drawn_and_those_that_are_gone_are_gray(place, tmp_path, capsys):
     image = place / "images/class_0/0001.png"
     main([str(place / "of_array"), str(image), "k=2", f"out={tmp_path / 'array.png'}"])
@@ -120,6 +130,15 @@ def test_a_moved_checkpoint_must_have_the_same_weights(place, tmp_path):
         (["features", "nothing.png"], r"nothing\.png"),
         (["features", "IMAGE", "pooling=last4:cls"], r"has vectors of mean_patch, cls"),
         (["features", "IMAGE", "out=picture.txt"], r"must end in one of \.png"),
+        (
+            ["features/cls.faiss", "IMAGE", "pooling=mean_patch"],
+            r"holds cls, not pooling=mean_patch; give its",
+        ),
+        (
+            ["features/rows.jsonl", "IMAGE"],
+            r"rows\.jsonl is no file of vectors .*; give its folder, features$",
+        ),
+        (["images.npy", "IMAGE"], r"images\.npy lies in no finished extraction"),
         (["features"], r"image is missing; add IMAGE"),
     ],
 )

@@ -57,20 +57,28 @@ class Found:
 class FeatureFolder:
     """A finished extraction; `facts` is what its features.json says.
 
+    A file of vectors in it, such as cls.faiss, stands for its folder and its pooling.
+
     Raises:
-        UserError: the folder holds none, or none of that pooling.
+        UserError: the folder holds none, or none of that pooling, or the file is none of it.
     """
 
     def __init__(self, folder: str | Path, pooling: str | None = None) -> None:
         self.folder = Path(folder).expanduser()
+        file = self.folder if self.folder.is_file() else None
+        if file is not None:
+            self.folder = file.parent
         try:
             self.facts: dict[str, Any] = json.loads((self.folder / FEATURES).read_text(encoding="utf-8"))
             named = [name for name in self.facts["shapes"] if name != GRID]
         except (OSError, ValueError, KeyError):
+            what = f"{printable(self.folder)} holds" if file is None else f"{printable(file)} lies in"
             raise UserError(
-                f"{printable(self.folder)} holds no finished extraction ({FEATURES}); "
-                "recipes/extract_features.py makes one"
+                f"{what} no finished extraction ({FEATURES}); "
+                "recipes/extract_features.py makes one: give its folder"
             ) from None
+        if file is not None:
+            pooling = _pooling_of(file, named, pooling)
         if not named or pooling not in (None, *named):
             raise UserError(
                 f"pooling={pooling or GRID}: {printable(self.folder)} has vectors of "
@@ -144,6 +152,19 @@ class FeatureFolder:
             if value is not None:
                 setattr(config.data, name, value)
         return opened(config, self.facts["settings"]["split"])
+
+
+def _pooling_of(file: Path, named: Sequence[str], asked: str | None) -> str:
+    """The pooling whose vectors lie in a file of an extraction that has those `named`."""
+    files = {formats.file_name(name, kind): name for name in named for kind in FORMATS}
+    held = files.get(file.name)
+    if held is None:
+        what = f"is no file of vectors ({', '.join(named) or 'none'} were extracted)"
+    elif asked not in (None, held):
+        what = f"holds {held}, not pooling={asked}"
+    else:
+        return held
+    raise UserError(f"{printable(file)} {what}; give its folder, {printable(file.parent)}")
 
 
 def nearest(blocks: Iterable[np.ndarray], query: np.ndarray, k: int) -> tuple[Tensor, Tensor]:

@@ -49,7 +49,7 @@ class ExtractFeatures:
 class Search:
     """One search."""
 
-    index: str = key("???", "folder that recipes/extract_features.py has written")
+    index: str = key("???", "folder that recipes/extract_features.py has written, or a file of it")
     image: str = key("???", "file of the image to look for")
     k: int = key(10, "images to show", low=1)
     pooling: str | None = key(None, "by which of the index's vectors; null: its first")

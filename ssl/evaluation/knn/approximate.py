@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nestling.ssl.errors import UserError
-from nestling.ssl.evaluation.knn.backends import faiss_on
+from nestling.ssl.evaluation.knn.backends import faiss_on, why_absent
 from nestling.ssl.evaluation.knn.exact import BLOCK, SPARE, loaded, nothing, settled
 from nestling.ssl.evaluation.knn.together import Found
 
@@ -86,8 +86,8 @@ def _index(faiss: Any, rows: Tensor, kind: str) -> Any:
 
 
 def refuse_without_faiss(kind: str, backend: str) -> None:
-    """Raise UserError where an index that faiss alone has is to be searched by torch."""
-    if kind != "flat" and backend != "faiss":
+    """Raise UserError where an index that faiss alone has is to be searched by torch, `backend` as given."""
+    if kind != "flat" and (backend == "torch" or (backend == "auto" and why_absent() is not None)):
         raise UserError(
             f"knn.index={kind} is an index of faiss, but knn.backend is torch here; set knn.index=flat, or "
             "install faiss-cpu and leave knn.backend at auto"

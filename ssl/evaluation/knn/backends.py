@@ -41,7 +41,7 @@ def resolved(backend: str) -> str:
         raise UserError(f"knn.backend={backend}: choose auto, faiss or torch")
     if backend == "torch":
         return backend
-    problem = _problem()
+    problem = why_absent()
     if problem is None:
         return "faiss"
     if backend == "faiss":
@@ -53,7 +53,7 @@ def resolved(backend: str) -> str:
     return "torch"
 
 
-def _problem() -> str | None:
+def why_absent() -> str | None:
     """Why faiss can't be imported; None where it can."""
     try:
         import faiss  # noqa: F401

@@ -20,6 +20,7 @@ from nestling.ssl.data.ledger import Ledger
 from nestling.ssl.data.sources.base import ImageSource, Subset, evenly
 from nestling.ssl.distributed import failing_together, is_main
 from nestling.ssl.errors import UserError
+from nestling.ssl.evaluation.features import num_features
 from nestling.ssl.evaluation.knn.approximate import Approximate, recall, refuse_without_faiss
 from nestling.ssl.evaluation.knn.backends import resolved
 from nestling.ssl.evaluation.knn.exact import CONSTANT, Exact
@@ -31,7 +32,6 @@ from nestling.ssl.evaluation.knn.together import Found, Local, search_together
 from nestling.ssl.evaluation.knn.voting import clamped, effective_ks, ranked_classes, shares_right
 from nestling.ssl.evaluation.labels import matched_labels, shared_files, unknown_classes
 from nestling.ssl.evaluation.online import loader_of
-from nestling.ssl.evaluation.readouts import last_blocks, readout
 from nestling.ssl.names import printable
 
 log = logging.getLogger("nestling")
@@ -82,8 +82,8 @@ class KnnJudge:
         num_processes: int = 1,
     ) -> None:
         self.config, self.search = config, search
+        refuse_without_faiss(search.index, config.knn.backend)  # before a word on who searches instead
         self.backend = resolved(config.knn.backend)
-        refuse_without_faiss(search.index, self.backend)
         self.place = (process, num_processes)
         self.ledger = Ledger(config.data.max_bad_share, len(train) + len(val))
         self.size = config.knn.size or max(config.views.global_size)
@@ -113,7 +113,8 @@ class KnnJudge:
 
     def judge(self, backbone: Backbone, device: torch.device) -> Judgement:
         """All that is known of the backbone; empty beside the main process."""
-        width = self._width(backbone, device)
+        shape = channels(self.config.data), (self.size, self.size)
+        width = num_features(backbone, self.config.knn.pooling, *shape, device)
         with failing_together():  # each machine has a disk of its own
             told_before(width, self.search, self.num_readable, self.place[1])
         with scratch(self.search.features_dir) as folder:
@@ -133,14 +134,6 @@ class KnnJudge:
                     shots = self._few_shots(train.readable, *sides, ks, device)
                     found.shots[pooling] = shots
             return found
-
-    def _width(self, backbone: Backbone, device: torch.device) -> int:
-        """Numbers per image, of all poolings."""
-        readouts = [readout(name) for name in self.config.knn.pooling]
-        images = torch.zeros(1, channels(self.config.data), self.size, self.size, device=device)
-        with torch.no_grad():
-            blocks = last_blocks(backbone, images, readouts)
-        return sum(wanted(blocks).shape[1] for wanted in readouts)
 
     def _vectors(
         self, backbone: Backbone, device: torch.device, folder: Path | None

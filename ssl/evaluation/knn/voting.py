@@ -63,7 +63,7 @@ def effective_ks(ks: Sequence[int], num_train: int) -> list[int]:
     if not ks or min(ks) < 1:
         raise UserError(f"knn.k={list(ks)}: give at least one number of neighbours, each 1 or more")
     if max(ks) > num_train:
-        _say_clamped(max(ks), num_train)
+        _say_clamped(clamping(ks, num_train), num_train)
     return clamped(ks, num_train)
 
 
@@ -72,9 +72,15 @@ def clamped(ks: Sequence[int], num_train: int) -> list[int]:
     return list(dict.fromkeys(min(k, num_train) for k in ks))
 
 
+def clamping(ks: Sequence[int], most: int) -> str:
+    """What becomes of those above `most`, as in k=50, k=99 become k=24."""
+    above = [f"k={k}" for k in dict.fromkeys(ks) if k > most]
+    return f"{', '.join(above)} become{'s' * (len(above) == 1)} k={most}"
+
+
 @cache  # online k-NN asks at every evaluation: say it once
-def _say_clamped(k: int, num_train: int) -> None:
-    log.warning("k-NN: there are only %d training images, so k=%d becomes k=%d", num_train, k, num_train)
+def _say_clamped(what: str, num_train: int) -> None:
+    log.warning("k-NN: there are only %d training images, so %s", num_train, what)
 
 
 def _check_labels(labels: Tensor, num_images: int, num_classes: int, side: str) -> None:

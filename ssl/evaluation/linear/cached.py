@@ -209,12 +209,17 @@ def memory() -> int | None:
         return None
 
 
-def refuse_above_memory(num_images: int, widths: Mapping[str, int], available: int | None) -> None:
+def refuse_above_memory(
+    num_images: int,
+    widths: Mapping[str, int],
+    available: int | None,
+    copies: int = COPIES,
+    advice: str = "give fewer linear.readouts, or take protocol=dino, which keeps none",
+) -> None:
     """Raise UserError where the features of all images would not fit."""
-    needed = 4 * COPIES * num_images * sum(widths.values())
+    needed = 4 * copies * num_images * sum(widths.values())
     if available is not None and needed > available:
         raise UserError(
             f"{sum(widths.values())} numbers of each of {num_images} images take {needed / 1e9:.1f} GB while "
-            f"they are gathered, and this machine has {available / 1e9:.1f} GB: give fewer linear.readouts, "
-            "or take protocol=dino, which keeps none"
+            f"they are gathered, and this machine has {available / 1e9:.1f} GB: {advice}"
         )

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from nestling.backbones import Backbone
 from nestling.ssl.evaluation.features import untouched
+from nestling.ssl.run.directory import processor
 
 WARM_UP = 2  # batches: the first one also loads and plans
 MEGABYTE = 2**20
@@ -92,7 +93,7 @@ def _kilobytes(name: str) -> int:
 
 def machine(device: torch.device) -> dict[str, Any]:
     """Where it was measured: absolute numbers mean nothing without."""
-    chip = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    chip = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
     return {
         "host": platform.node(),
         "device": device.type,
@@ -101,15 +102,3 @@ def machine(device: torch.device) -> dict[str, Any]:
         "precision": "fp32",
         "tf32": torch.backends.cuda.matmul.allow_tf32 if device.type == "cuda" else None,
     }
-
-
-def _processor() -> str:
-    """The CPU's name, as far as the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
-        platform.processor() or platform.machine(),
-    )

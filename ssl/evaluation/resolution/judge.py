@@ -21,16 +21,21 @@ from nestling.ssl.data.ledger import Ledger
 from nestling.ssl.data.sources.base import ImageSource, Subset
 from nestling.ssl.distributed import failing_together, is_main, patiently
 from nestling.ssl.errors import UserError
-from nestling.ssl.evaluation.features import Rows, extract
+from nestling.ssl.evaluation.features import Rows, extract, num_features
 from nestling.ssl.evaluation.knn import knn
+from nestling.ssl.evaluation.knn.parts import refuse_nonfinite
 from nestling.ssl.evaluation.labels import matched_labels, refuse_shared_files
+from nestling.ssl.evaluation.linear.cached import COPIES, memory, refuse_above_memory
 from nestling.ssl.evaluation.online import loader_with
 from nestling.ssl.evaluation.resolution.cost import measured
 from nestling.ssl.evaluation.resolution.linear import Classifier, fit_linear
 from nestling.ssl.evaluation.resolution.sizes import Size, shown
+from nestling.ssl.run.memory import is_out_of_memory
 from nestling.ssl.views.evaluation import Centre
 
 logger = logging.getLogger("nestling")
+
+STANDARDISED = 9  # times the features in float32, at the worst moment of `fit_linear`
 
 Results = dict[str, dict[str, float | None]]  # by size, then by measure
 
@@ -68,14 +73,15 @@ class ResolutionJudge:
         repeats: int,
     ) -> Results:
         """What is found at each size; {} beside the main process. See `measured` for the last two."""
+        self._refuse_above_memory(backbone, device)
         results: Results = {}
         train: Rows | None = None
         classify: Classifier | None = None
         for text, size in sizes.items():
             if train is None or train_size == "test":
                 seen_at = size if train_size == "test" else (self.own_size, self.own_size)
-                train, classify = self._rows(backbone, self.train, seen_at, device), None
-            test = self._rows(backbone, self.val, size, device)
+                train, classify = self._rows(backbone, "data.train", seen_at, device), None
+            test = self._rows(backbone, "data.val", size, device)
             logger.info(f"judging at {text} pixels")
             with failing_together(), patiently():
                 if is_main():
@@ -85,13 +91,28 @@ class ResolutionJudge:
                     results[text] = {**accuracies, **cost}
         return results
 
-    def _rows(self, backbone: Backbone, source: ImageSource, size: Size, device: torch.device) -> Rows:
+    def _refuse_above_memory(self, backbone: Backbone, device: torch.device) -> None:
+        """Features of all training images are held; where they are standardised, in float64 too."""
+        size, copies = (self.own_size, self.own_size), STANDARDISED if device.type == "cpu" else COPIES
+        width = num_features(backbone, [self.pooling], channels(self.config.data), size, device)
+        advice = "give fewer images in data.train, or a knn.pooling of fewer numbers"
+        with failing_together():
+            if is_main():
+                refuse_above_memory(len(self.train), {self.pooling: width}, memory(), copies, advice)
+
+    def _rows(self, backbone: Backbone, key: str, size: Size, device: torch.device) -> Rows:
+        """Those of all images of `data.train` or `data.val`."""
+        source = self.train if key == "data.train" else self.val
         view = Centre(size, self.config.knn.crop_ratio)
         loader = loader_with(view, source, self.config, self.ledger, *self.place)
         mean, std = normalisation(self.config.data)
         rows = extract(backbone, loader, len(source), [self.pooling], mean, std, device)
         # Failures are known to all processes already, so only the main one's count.
         self.ledger.exchange(rows.failures if is_main() else [])
+        with failing_together():
+            for vectors in rows.vectors.values():  # none beside the main process
+                bad = rows.indices[~vectors.isfinite().all(dim=1)].tolist()
+                refuse_nonfinite(self.pooling, [source.path(index) for index in bad], key)
         return rows
 
     def _by_neighbours(self, train: Rows, test: Rows) -> dict[str, float]:
@@ -123,8 +144,10 @@ class ResolutionJudge:
     ) -> dict[str, float | None]:
         try:
             return measured(backbone, channels(self.config.data), size, batch_size, repeats, device)
-        except torch.OutOfMemoryError:
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
             raise UserError(
-                f"timing.batch_size={batch_size} images of {shown(size)} pixels don't fit the device's "
-                "memory; lower it"
-            ) from None
+                f"timing.batch_size={batch_size} images of {shown(size)} pixels don't fit into memory; "
+                "lower it"
+            ) from error

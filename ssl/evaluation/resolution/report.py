@@ -7,7 +7,7 @@ from pathlib import Path
 from PIL import Image
 
 from nestling.ssl.evaluation import canvas
-from nestling.ssl.evaluation.curve import Points, learning_curve
+from nestling.ssl.evaluation.curve import SHARE, Points, learning_curve
 from nestling.ssl.evaluation.resolution.judge import Results
 from nestling.ssl.evaluation.resolution.sizes import Size
 from nestling.ssl.run.disk import replaced
@@ -18,6 +18,8 @@ TITLES = {
     "images_per_second": "images/s",
     "peak_memory_mb": "memory, MB",
 }
+UNITS = {"images_per_second": "images/s", "peak_memory_mb": "MB"}  # accuracies are shares
+FORWARD = "Forward passes in float32, on the machine that the results name."
 SAME_AREA = "side of the square of as many pixels"
 
 
@@ -58,33 +60,46 @@ def write_csv(path: Path, found: Mapping[str, Results], sizes: Mapping[str, Size
 
 
 def picture(found: Mapping[str, Results], sizes: Mapping[str, Size], train_size: str) -> Image.Image:
-    """Both accuracies over the size: lines through the squares, dots for the other shapes."""
+    """Accuracies, speed and memory over the size: lines through the squares, dots for the other shapes.
+
+    Memory is left out where none could be told.
+    """
     trained = "at the test size too" if train_size == "test" else "at the network's own size"
+    accuracy = f"Training images {trained}."
+    panels = [
+        _panel(found, sizes, "knn", "k-NN accuracy over the test size, %", accuracy),
+        _panel(found, sizes, "linear", "Linear accuracy over the test size, %", accuracy),
+        _panel(found, sizes, "images_per_second", "Images per second over the test size", FORWARD),
+    ]
+    if any(_values("peak_memory_mb", row) for results in found.values() for row in results.values()):
+        panels.append(_panel(found, sizes, "peak_memory_mb", "Memory over the test size, MB", FORWARD))
+    lines = [canvas.beside(panels[start : start + 2], gap=56) for start in range(0, len(panels), 2)]
+    return canvas.margin(canvas.stacked(lines, gap=36), 40)
+
+
+def _panel(
+    found: Mapping[str, Results], sizes: Mapping[str, Size], kind: str, title: str, caption: str
+) -> Image.Image:
     squares = {text for text, (height, width) in sizes.items() if height == width}
+    lines: dict[str, Points] = {}
+    others: dict[str, Points] = {}
+    for network, results in found.items():
+        points = {
+            text: (_side(sizes[text]), value) for text, row in results.items() for value in _values(kind, row)
+        }
+        # Without squares the shapes make the line.
+        on_line = [points[text] for text in points if text in squares] or list(points.values())
+        lines[network] = sorted(on_line)
+        others[network] = [point for text, point in points.items() if text not in squares]
     dots = " Dots beside the lines are sizes that are not square." if len(squares) < len(sizes) else ""
-    panels = []
-    for kind, title in (
-        ("knn", "k-NN accuracy over the test size, %"),
-        ("linear", "Linear accuracy over the test size, %"),
-    ):
-        lines: dict[str, Points] = {}
-        others: dict[str, Points] = {}
-        for network, results in found.items():
-            points = {text: (_side(sizes[text]), _value(kind, row)) for text, row in results.items()}
-            # Without squares the shapes make the line.
-            on_line = [points[text] for text in points if text in squares] or list(points.values())
-            lines[network] = sorted(on_line)
-            others[network] = [point for text, point in points.items() if text not in squares]
-        curve = learning_curve(lines, {}, axis=SAME_AREA, dots=others)
-        panels.append(canvas.panel(curve, title, f"Training images {trained}.{dots}"))
-    return canvas.margin(canvas.stacked(panels, gap=36), 40)
+    curve = learning_curve(lines, {}, axis=SAME_AREA, dots=others, unit=UNITS.get(kind, SHARE))
+    return canvas.panel(curve, title, caption + dots)
 
 
 def _side(size: Size) -> float:
     return float((size[0] * size[1]) ** 0.5)
 
 
-def _value(kind: str, measures: Mapping[str, float | None]) -> float:
-    value = next(value for name, value in measures.items() if kind_of(name) == kind)
-    assert value is not None, "accuracies are always told"
-    return value
+def _values(kind: str, measures: Mapping[str, float | None]) -> list[float]:
+    """The measure of that kind; none where it could not be told."""
+    return [value for name, value in measures.items() if kind_of(name) == kind and value is not None]

@@ -6,16 +6,18 @@ Shapes used below: n readable images.
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from nestling.backbones import Backbone
 from nestling.ssl.config import Config
 from nestling.ssl.data.channels import normalisation
 from nestling.ssl.data.ledger import Ledger
 from nestling.ssl.data.sources.base import ImageSource, Subset, evenly
-from nestling.ssl.distributed import everyones, failing_together, is_main
+from nestling.ssl.distributed import everyones, failing_together, is_main, patiently
 from nestling.ssl.errors import UserError
 from nestling.ssl.evaluation.features import Batches, Rows, extract
 from nestling.ssl.evaluation.online import batches_of
+from nestling.ssl.evaluation.unlabelled.overlap import nearest_images, overlap_of
 from nestling.ssl.evaluation.unlabelled.spectrum import alpha_req, rankme
 from nestling.ssl.evaluation.unlabelled.sphere import alignment, uniformity
 from nestling.ssl.evaluation.unlabelled.views import GlobalView
@@ -23,6 +25,7 @@ from nestling.ssl.names import printable
 from nestling.ssl.views.evaluation import Centre
 
 ALIGNED = 1000  # images of which two more views are looked at
+NEIGHBOURS = 10  # that are compared with those of the evaluation before
 
 
 class Seen(NamedTuple):
@@ -36,7 +39,11 @@ class UnlabelledJudge:
     """RankMe, a-ReQ and uniformity of the features of images, and alignment of two views of some of them.
 
     Of `source` at most `config.knn.max_val` images are looked at, evenly chosen, as k-NN would see them; the
-    views are the run's own global ones. All processes share the work and return the same numbers.
+    views are the run's own global ones. All processes share the work and return the same numbers. From the
+    second time on it also says what share of their nearest others the images kept.
+
+    `kept` is what it remembers for that, on the main process, by names such as `neighbours/cls`; a run that
+    goes on puts back what its checkpoint held.
 
     Raises:
         UserError: while judging: features that are not finite, or too many unreadable images.
@@ -55,6 +62,7 @@ class UnlabelledJudge:
         self.images = Subset(source, evenly(len(source), config.knn.max_val))
         self.aligned = Subset(self.images, evenly(len(self.images), ALIGNED))
         self.ledger = ledger or Ledger(config.data.max_bad_share, len(self.images))
+        self.kept: dict[str, Tensor] = {}
         shared = (self.ledger, process, num_processes)
         centre = Centre((self.size, self.size), config.knn.crop_ratio)
         self._batches = batches_of(self.images, config, centre, *shared)
@@ -74,7 +82,8 @@ class UnlabelledJudge:
         self, backbone: Backbone, device: torch.device | str, autocast: torch.dtype | None = None
     ) -> dict[str, float]:
         """Values such as `features/rankme/cls`; those of the first pooling come first."""
-        return self.values(self.seen(backbone, device, autocast))
+        seen = self.seen(backbone, device, autocast)
+        return self.values(seen) | self._overlaps(seen.images)
 
     def seen(
         self, backbone: Backbone, device: torch.device | str, autocast: torch.dtype | None = None
@@ -104,6 +113,19 @@ class UnlabelledJudge:
                 f"features/uniformity/{pooling}": uniformity(features),
                 f"features/alignment/{pooling}": alignment(first, second),
             }
+        return everyones([values])[0]  # the main process comes first
+
+    def _overlaps(self, images: Rows) -> dict[str, float]:
+        """As `features/overlap/cls_k10`: neighbours shared with the last time, those of now being kept."""
+        values: dict[str, float] = {}
+        with failing_together(), patiently():
+            if is_main():
+                for pooling, now in nearest_images(images, NEIGHBOURS, self.settings.backend).items():
+                    before = self.kept.get(f"neighbours/{pooling}")
+                    share = None if before is None else overlap_of(before, now)
+                    if share is not None:
+                        values[f"features/overlap/{pooling}_k{now.shape[1] - 1}"] = share
+                    self.kept[f"neighbours/{pooling}"] = now
         return everyones([values])[0]  # the main process comes first
 
 

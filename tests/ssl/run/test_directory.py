@@ -1,4 +1,5 @@
 import pytest
+import torch
 
 from nestling.ssl.config import Config
 from nestling.ssl.errors import UserError
@@ -80,4 +81,6 @@ def test_the_environment_names_versions_and_revision():
     assert record["packages"]["torch"].count(".") >= 2
     assert record["nestling"] is None or record["nestling"][0].isdigit()
     assert set(record) >= {"python", "platform", "git", "git_dirty"}
+    assert {"torchmetrics", "pycocotools"} <= set(record["packages"])
+    assert (record["device"], record["threads"]) == (directory.processor(), torch.get_num_threads())
     assert record["compiled_kernel"] == (render.kernel is not None)

@@ -1,9 +1,12 @@
 """Approximate indexes: near the truth, honest about how near, and exact in what they return."""
 
+import sys
+
 import pytest
 import torch
 
 from nestling.ssl.errors import UserError
+from nestling.ssl.evaluation.knn import backends
 from nestling.ssl.evaluation.knn.approximate import Approximate, recall, refuse_without_faiss
 from nestling.ssl.evaluation.knn.exact import Exact, unit_rows
 from nestling.ssl.evaluation.knn.together import Found
@@ -51,7 +54,13 @@ def test_few_rows_or_none_are_no_problem(kind):
     assert Approximate(torch.empty(0, 4), kind)(torch.eye(4)[:1], None, 2)[1].tolist() == [[-1, -1]]
 
 
-def test_an_index_of_faiss_without_faiss_is_refused():
+def test_an_index_of_faiss_without_faiss_is_refused(monkeypatch, caplog):
     with pytest.raises(UserError, match=r"knn\.index=ivf is an index of faiss, but knn\.backend is torch"):
         refuse_without_faiss("ivf", "torch")
     refuse_without_faiss("flat", "torch")
+    refuse_without_faiss("ivf", "auto")
+    monkeypatch.setitem(sys.modules, "faiss", None)  # as if it were not installed
+    backends._say_absent.cache_clear()
+    with pytest.raises(UserError, match=r"knn\.index=hnsw is an index of faiss"):
+        refuse_without_faiss("hnsw", "auto")
+    assert not caplog.records, "not that torch finds the same"

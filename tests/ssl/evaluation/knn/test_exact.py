@@ -92,6 +92,14 @@ def test_few_or_no_rows_leave_the_rest_empty():
     assert Exact(torch.eye(4))(torch.eye(4)[:1], None, 6)[1].tolist() == [[0, 1, 2, 3, -1, -1]]
 
 
+def test_on_macos_faiss_has_one_thread(monkeypatch):
+    with backends.faiss_on(3) as faiss:
+        assert faiss.omp_get_max_threads() == 3
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with backends.faiss_on(3) as faiss:
+        assert faiss.omp_get_max_threads() == 1
+
+
 def test_with_faiss_absent_the_neighbours_are_the_same_and_it_is_said_once(monkeypatch, caplog):
     train, test = features(300, 6), features(20, 7)
     expected = search(train, test, 9, "faiss")

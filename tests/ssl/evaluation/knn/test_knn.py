@@ -136,7 +136,7 @@ def test_k_above_the_training_set_is_clamped_and_said_once(backend, caplog):
             results = knn(*train, *test, [5, 20, 200], backend=backend)
     assert list(results) == ["top1_k5", f"top1_k{num_train}"]  # three classes: no top-5
     assert [record.getMessage() for record in caplog.records] == [
-        f"k-NN: there are only {num_train} training images, so k=200 becomes k={num_train}"
+        f"k-NN: there are only {num_train} training images, so k=20, k=200 become k={num_train}"
     ]
 
 

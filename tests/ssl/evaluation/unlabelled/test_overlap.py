@@ -6,7 +6,7 @@ import torch
 from nestling.ssl.data.failures import Failure
 from nestling.ssl.errors import UserError
 from nestling.ssl.evaluation.features import Rows
-from nestling.ssl.evaluation.unlabelled.overlap import knn_overlap, overlaps
+from nestling.ssl.evaluation.unlabelled.overlap import knn_overlap, nearest_images, overlap_of, overlaps
 
 
 def rows(count, dim, seed=0):
@@ -51,6 +51,23 @@ def test_only_images_that_both_could_read_are_compared():
     }
     for pair in ((whole, part), (part, whole)):
         assert overlaps(*pair, [4, 2]) == expected
+
+
+def test_kept_neighbours_say_the_same_of_images_that_both_could_read():
+    first, second = (
+        Rows(torch.arange(12), {"cls": rows(12, 4)}, []),
+        Rows(torch.arange(12), {"cls": rows(12, 5)}, []),
+    )
+    one, other = (nearest_images(side, 4)["cls"] for side in (first, second))
+    assert one.dtype == torch.int32
+    assert overlap_of(one, other) == overlaps(first, second, [4])["features/overlap/cls_k4"] < 1
+    part = Rows(second.indices[3:], {"cls": second.vectors["cls"][3:]}, [])
+    few = nearest_images(part, 4)["cls"]
+    assert few[:, 0].tolist() == list(range(3, 12))
+    by_hand = [len(set(a[1:].tolist()) & set(b[1:].tolist())) / 4 for a, b in zip(one[3:], few, strict=True)]
+    assert overlap_of(one, few) == pytest.approx(sum(by_hand) / 9)
+    assert overlap_of(one[:3], few) is None
+    assert nearest_images(Rows(torch.tensor([3]), {"cls": rows(1, 4)}, []), 4) == {}
 
 
 def test_more_neighbours_than_others_become_as_many_and_that_is_said(caplog):
