@@ -23,6 +23,7 @@ import torch
 
 from nestling.ssl.distributed import usable_cpus
 from nestling.ssl.run import memory
+from nestling.ssl.run.directory import processor
 
 HEADER = ("part", "peer", "threads", "ours, ms", "peer, ms", "CPU ratio", "wall ratio", "memory", "asked")
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt
@@ -204,13 +205,6 @@ def machine(device: torch.device) -> dict[str, object]:
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
-
-
-def processor() -> str:
-    """The CPU's model, as far as the system tells."""
-    told = Path("/proc/cpuinfo")
-    names = [row.partition(": ")[2] for row in told.read_text().splitlines() if row.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def told(about: dict[str, object]) -> str:
