@@ -60,7 +60,7 @@ def train(
     journal = Journal(method, own_optimizer, schedules, run, judge, ledger)
 
     repeat = partial(repeated, method, student, batches_from, schedules, config, accelerator)
-    nonfinite = NonFiniteSteps(method, schedules, run, repeat, path_of)
+    nonfinite = NonFiniteSteps(method, own_optimizer, schedules, run, repeat, path_of)
     with batches_from(first_step) as loader, journal.opened(first_step):
         batches = prefetched(iter(loader), accelerator.device)
         for step in range(first_step, schedules.num_steps):

@@ -51,12 +51,18 @@ GLOBAL_NORM = replace(
     head=replace(HEAD, batch_norm=True),
     optim=schema.Optim("sgd", clip_mode="global_norm", clip=0.2),
 )
+IN_BF16 = replace(ADAMW, backbone=VIT, train=replace(LARGE, precision="bf16"))
 CASES = {
     "adamw": (ADAMW, ADAMW),
     "sgd": (GLOBAL_NORM, replace(GLOBAL_NORM, train=replace(LARGE, activation_checkpointing=True))),
     "lars": (replace(ADAMW, backbone=SWIN, head=HEAD, optim=schema.Optim("lars", clip=0.1)),) * 2,
-    "bf16": (replace(ADAMW, backbone=VIT, train=replace(LARGE, precision="bf16")),) * 2,
+    # AdamW makes a whole step of a gradient's sign, and so much of a weight that rounds to another bf16.
+    "bf16": (replace(IN_BF16, optim=schema.Optim("sgd", clip=0.05)),) * 2,
+    "fused bf16": (IN_BF16, IN_BF16),
 }
+AS_IN_PARTS = (
+    "bf16"  # the case whose run in DDP leaves no last layer to the loss, which rounds logits otherwise
+)
 
 
 def images(step: int, micro: int, process: int, config: Config) -> Batch:
@@ -75,13 +81,13 @@ def values_at(step: int) -> StepValues:
 class Training:
     """A method in training, and how its steps went."""
 
-    def __init__(self, config: Config, accelerator: Accelerator) -> None:
+    def __init__(self, config: Config, accelerator: Accelerator, is_fused: bool = True) -> None:
         self.config, self.accelerator = config, accelerator
         torch.manual_seed(config.seed)
         self.method = SelfDistillation(config)
         self.own = optim.build(config.optim, optim.parameter_groups(self.method.student))
         self.student, self.optimizer = sharding.prepared(self.method, self.own, accelerator, config)
-        if config.train.precision == "bf16":  # which rounds logits unlike the loss fused with the last layer
+        if not is_fused:
             for network in (self.method.student, self.method.teacher):
                 network.register_forward_hook(lambda _, __, seen: replace(seen, logits=list(seen.logits)))
         self.losses: list[float] = []
@@ -103,9 +109,16 @@ class Training:
             self.losses.append(float(loss.detach()))
         return float(clipped(self.method, self.optimizer, self.config, self.accelerator))
 
-    def run(self) -> dict[str, Any]:
+    def go_on_from(self, states: dict[str, Any]) -> None:
+        """Take over what another training came to, as a run does from its checkpoint."""
+        sharding.load(self.method.student, states["student"])
+        sharding.load(self.method.teacher, states["teacher"])
+        self.method.terms.load_state_dict(states["terms"])
+        sharding.load_optimizer(self.own, states["optimizer"])
+
+    def run(self, first: int = 0, end: int = STEPS) -> dict[str, Any]:
         """Take the steps; losses, norms, whole states, and how many numbers this process keeps."""
-        for step in range(STEPS):
+        for step in range(first, end):
             self.norms.append(self.gradients(step))
             update_student(self.method, self.optimizer, values_at(step))
             self.method.update_teacher(values_at(step).momentum)
@@ -115,7 +128,7 @@ class Training:
             "teacher": numbers(self.method.teacher.parameters()),
             "moments": numbers(moments),
         }
-        states = sharding.gathered(self.method, self.own, self.accelerator.is_main_process)
+        states = sharding.gathered(self.method, self.own, is_kept=True)
         return {"losses": list(self.losses), "norms": self.norms, "kept": kept, **states}
 
     def look_aside(self) -> dict[str, Any]:
@@ -168,8 +181,13 @@ def main(folder: Path, settings: list[str]) -> None:
     results: dict[str, Any] = {}
     for name, (in_ddp, in_parts) in CASES.items():
         with accelerated(in_ddp.train.precision) as accelerator:
-            results[f"{name} ddp"] = Training(in_ddp, accelerator).run()
+            results[f"{name} ddp"] = Training(in_ddp, accelerator, name != AS_IN_PARTS).run()
             results[f"{name} sharded"] = Training(sharded(in_parts), accelerator).run()
+            if name == "adamw":
+                results["stopped"] = Training(sharded(in_parts), accelerator).run(end=1)
+                resumed = Training(sharded(in_parts), accelerator)
+                resumed.go_on_from(results["stopped"])
+                results["resumed"] = resumed.run(first=1)
     with accelerated("fp32", as_on_gpus=True) as accelerator:
         training = Training(sharded(ADAMW), accelerator)
         results["adamw accelerate"] = training.run()

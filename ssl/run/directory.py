@@ -23,11 +23,11 @@ RECORDED = (
     *("torchmetrics", "pycocotools"),
 )
 CONFIG, LOG, PICTURE = "config.yaml", "log.jsonl", "picture.png"
-NONFINITE = "nonfinite.json"  # the step that was not finite
+NONFINITE, ASIDE = "nonfinite.json", "nonfinite"  # the step that was not finite; the state before it
 TRACKED = "nestling"  # what trackers call the run, and their folder in it
 WRITTEN = (
     *(CONFIG, ENVIRONMENT, LOG, PICTURE, NONFINITE, ledger.FILE, TRACKED),
-    *("checkpoints", "results", checkpoints.LAST, checkpoints.BEST),
+    *("checkpoints", "results", checkpoints.LAST, checkpoints.BEST, ASIDE),
 )
 FREE_ON_RESUME = (
     *("out", "resume", "overwrite", "data.num_workers", "data.start_method", "log."),

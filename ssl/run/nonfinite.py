@@ -5,10 +5,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from nestling.ssl.compiling import eagerly
 from nestling.ssl.data.loader import Batch
@@ -32,8 +34,8 @@ Forward = tuple[Batch, Tensor, Mapping[str, Tensor]]  # a micro-batch, its loss,
 class NonFiniteSteps:
     """Sees that no step with NaN or infinities in it changes what is learned.
 
-    With `train.on_nan=skip` all that forward passes change, the statistics of batch norms above all, is
-    put back as it was before the step.
+    All that forward passes change, the statistics of batch norms above all, is put back as it was before
+    the step. With `train.on_nan=skip` training goes on from there, else that state is put aside.
 
     Args:
         repeat: computes the forward passes of a step anew.
@@ -43,12 +45,13 @@ class NonFiniteSteps:
     def __init__(
         self,
         method: SelfDistillation,
+        optimizer: Optimizer,
         schedules: Schedules,
         run: Run,
         repeat: Callable[[int], Iterator[Forward]],
         path_of: Callable[[int], str],
     ) -> None:
-        self._method, self._schedules, self._run = method, schedules, run
+        self._method, self._optimizer, self._schedules, self._run = method, optimizer, schedules, run
         self._repeat, self._path_of = repeat, path_of
         self._skips = run.config.train.on_nan == "skip"
         self._kept: list[Tensor] = []
@@ -62,8 +65,10 @@ class NonFiniteSteps:
     @torch.no_grad()
     def begin(self) -> None:
         """Remember what the forward passes of a step will change."""
-        if self._skips:
+        if not self._kept:
             self._kept = [buffer.clone() for buffer in self._buffers()]
+        else:
+            torch._foreach_copy_(self._kept, list(self._buffers()))
 
     def found(self, losses: Sequence[Tensor], gradient_norm: Tensor) -> Tensor:
         """Whether this process's step is bad: (), bool. Gradients of fp16 are left to their scaler."""
@@ -85,9 +90,12 @@ class NonFiniteSteps:
             UserError: it is not to be left out, or too many were so in a row.
         """
         self._in_a_row += 1
-        stops = not self._skips or self._in_a_row == MOST_IN_A_ROW
-        if stops or not self._is_told:
-            self._tell(step, stops)
+        if not self._skips or self._in_a_row == MOST_IN_A_ROW:
+            told = self._told(step)
+            self._undo()
+            self._stop(step, told)
+        if not self._is_told:
+            logger.warning(f"step {step + 1} is not finite: {self._told(step)}")
         logger.warning(f"step {step + 1} is left out: its loss or a gradient is not finite")
         self._undo()
 
@@ -99,26 +107,42 @@ class NonFiniteSteps:
             assert isinstance(term, Term)
             term.discard()
 
-    def _tell(self, step: int, stops: bool) -> None:
-        """Write nonfinite.json; raises where the run stops."""
+    def _told(self, step: int) -> str:
+        """Write nonfinite.json; who is to blame, and where more is told, in words."""
         with failing_together():
             part = self._part(step)
         parts = everyones([part])
         values, path = self._schedules.at(step), self._run.path / directory.NONFINITE
-        if self._run.is_main:
-            report = {"step": step + 1, "epoch": self._schedules.course.epoch_at(step), **asdict(values)}
-            report["student_temperature"] = self._run.config.head.temperature
-            directory.write_json(path, {**report, "processes": parts})
+        report = {"step": step + 1, "epoch": self._schedules.course.epoch_at(step), **asdict(values)}
+        report["student_temperature"] = self._run.config.head.temperature
         self._is_told = True
-        if stops:
-            again = "" if self._in_a_row == 1 else f", as in {self._in_a_row} steps in a row"
-            raise UserError(
-                f"step {step + 1} has a loss or gradient that is not finite{again} (learning rate "
-                f"{values.lr:.2e}; {_blamed(parts)}); nothing of it was applied or saved, {printable(path)} "
-                "names its images. resume=auto train.on_nan=skip goes on without such steps; else start "
-                "again with a lower optim.lr, with optim.clip_mode, or with train.precision=bf16 or fp32"
-            )
-        logger.warning(f"{printable(path)} tells what was not finite in step {step + 1}: {_blamed(parts)}")
+        is_written = any(everyones([self._write({**report, "processes": parts}, path)]))
+        more = f"{printable(path)} {'names its images' if is_written else 'could not be written'}"
+        return f"{_blamed(parts)}; {more}"
+
+    def _write(self, report: Mapping[str, Any], path: Path) -> bool:
+        """Let the main process write the report; whether it could. Its words are worth more than the file."""
+        if not self._run.is_main:
+            return False
+        try:
+            directory.write_json(path, report)
+        except UserError as error:
+            logger.warning(str(error))
+            return False
+        return True
+
+    def _stop(self, step: int, told: str) -> NoReturn:
+        """Put the state before `step` aside, and end the run."""
+        folder, lr = self._run.path / directory.ASIDE, self._schedules.at(step).lr
+        is_aside = self._run.put_aside(step, self._method, self._optimizer)
+        aside = f"{printable(folder)} holds the state before it. " if is_aside else ""
+        again = "" if self._in_a_row == 1 else f", as in {self._in_a_row} steps in a row"
+        raise UserError(
+            f"step {step + 1} has a loss or gradient that is not finite{again} (learning rate {lr:.2e}; "
+            f"{told}); nothing of it was applied or saved. {aside}resume=auto train.on_nan=skip goes on "
+            "without such steps; else start again with a lower optim.lr, with optim.clip_mode, or with "
+            "train.precision=bf16 or fp32"
+        )
 
     def _part(self, step: int) -> dict[str, Any]:
         """What this process knows: its images, losses, and who was the first to output NaN or infinities."""

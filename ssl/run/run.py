@@ -17,11 +17,11 @@ from nestling.ssl import command_line
 from nestling.ssl.config import Config
 from nestling.ssl.data.course import Course
 from nestling.ssl.distillation import SelfDistillation
-from nestling.ssl.distributed import failing_together, patiently
+from nestling.ssl.distributed import everyones, failing_together, patiently
 from nestling.ssl.run import changes, checkpoints, directory, sharding
 from nestling.ssl.run.disk import replaced
 from nestling.ssl.run.log import JsonLog, read
-from nestling.ssl.run.writing import CheckpointWriter
+from nestling.ssl.run.writing import CheckpointWriter, saved_aside
 
 logger = logging.getLogger("nestling")
 
@@ -137,26 +137,28 @@ class Run:
     ) -> None:
         """Complete the log's last line, `record`, by what was `found` after `step`.
 
-        Where `knn` is the best accuracy so far and the step was saved, `best` points at it first: whoever is
-        killed before the line is complete judges again.
+        Where `knn` is the best accuracy so far and the step was saved, `best` points at it once it is whole.
 
         Raises:
-            UserError: on every process alike, where the step could not be saved or `best` not be written.
+            UserError: on every process alike, where the log can't be written.
         """
-        is_best = step == self._saved_step and self.remember(knn)
-        with failing_together(), patiently():
-            if is_best and self.is_main:
-                self._writer.point_best_at(step)
+        if step == self._saved_step:
+            self.remember(knn)
+        with failing_together():
             if self._log is not None:
                 self._log.complete({"step": step, **record, **found})
         if self.config.log.trackers:
             self.accelerator.log(dict(found), step=step)
 
-    def remember(self, knn: float | None) -> bool:
-        """Take note of the accuracy of a step that is saved; whether it is the best so far."""
-        is_best = knn is not None and (self.best is None or knn >= self.best)
-        self.best = knn if is_best else self.best
-        return is_best
+    def remember(self, knn: float | None) -> None:
+        """Take note of the accuracy of the step that was saved last: the best so far moves `best`.
+
+        A run that goes on does so again, as a kill may have come between the log's line and the pointer.
+        """
+        if knn is not None and (self.best is None or knn >= self.best):
+            self.best = knn
+            if self.is_main:
+                self._writer.point_best_at(self._saved_step)
 
     def _keeps(self, epoch: int, step: int) -> bool:
         """Whether the checkpoint of `step` is the first since `epoch` that is to be kept for good."""
@@ -197,6 +199,22 @@ class Run:
             config=(self.path / directory.CONFIG).read_text(encoding="utf-8"),
             judged=dict(self._judged),  # the next evaluation may come before it is written
         )
+
+    def put_aside(self, step: int, method: SelfDistillation, optimizer: Optimizer) -> bool:
+        """Save the state after `step` finished steps where no run goes on from it: this one fails now.
+
+        All processes call this together. Returns, to all, whether it could be written.
+        """
+        with failing_together(), patiently():
+            if self.is_main:
+                self._writer.give_up()  # as in `checkpoint`, host memory holds one at a time
+        states, is_saved = sharding.gathered(method, optimizer, self.is_main), False
+        with failing_together(), patiently():
+            if self.is_main:
+                content = self._content(step, states, is_kept=False)
+                own = content if sharding.is_applied(method) else content.copied()
+                is_saved = saved_aside(own, self.path / directory.ASIDE)
+        return any(everyones([is_saved]))
 
     def check(self) -> None:
         """Now and then: a checkpoint that can't be written ends the run before the next one is due.

@@ -23,7 +23,10 @@ from nestling.ssl.data.workers import STOP_SIGNALS
 from nestling.ssl.distributed import is_distributed, largest
 
 TIME_IS_UP = 75  # "temporary failure, try again" of sysexits.h: neither finished nor failed
-ECHO_SECONDS = 2.0  # a launcher hands on what its group has got already: one request, not two
+# Who hands on what the process has got already, as one of a group: one request, not two.
+REPEATERS = ("TORCHELASTIC_RUN_ID", "SLURM_STEP_ID")  # torchrun, srun
+ECHO_SECONDS = 2.0  # of theirs
+DOUBLED_SECONDS = 0.1  # of anyone else, such as `timeout`, who signals a process and then its group
 AGREEMENT_SECONDS = 20.0  # torchrun kills 30 s after its signal
 
 
@@ -109,7 +112,7 @@ class Stopping:
         now = time.monotonic()
         if self._asked is None:
             self._asked, self._code = now, 128 + number
-        elif now - self._asked > ECHO_SECONDS:
+        elif now - self._asked > (ECHO_SECONDS if _launcher_repeats() else DOUBLED_SECONDS):
             _leave_at_once(128 + number, "a second signal")
 
 
@@ -122,6 +125,11 @@ def reason(code: int, max_hours: float | None) -> str:
 
 def _leave_to_the_thread(number: int, frame: FrameType | None) -> None:
     """Python writes the signal's number for the thread before it calls this."""
+
+
+def _launcher_repeats() -> bool:
+    """Whether a launcher may hand on a signal that this process has got already."""
+    return any(name in os.environ for name in REPEATERS)
 
 
 def _launcher_kills() -> bool:

@@ -42,22 +42,14 @@ class CheckpointWriter:
         """
         self.wait()
         own = checkpoint if is_copy else checkpoint.copied()
-        self._thread = Thread(target=self._save, args=(own,), name="checkpoint")
-        self._thread.start()
+        self._begin(lambda: self._save(own))
 
     def point_best_at(self, step: int) -> None:
         """Let `best` name the checkpoint of `step` as soon as that is saved; then the old best may go.
 
-        Raises:
-            UserError: the checkpoint could not be saved, or the pointer not be written.
+        Returns at once. Where the checkpoint can't be saved, `best` stays.
         """
-        self.wait()
-        final = checkpoints.folder_of(self._run, step)
-        self._tried(
-            "the pointer to the best checkpoint",
-            len(final.name),
-            lambda: checkpoints.settle(self._run, final, self._keep_last, is_best=True),
-        )
+        self._begin(lambda: self._point_best_at(step))
 
     def wait(self) -> None:
         """Return when nothing is being saved any more.
@@ -65,22 +57,17 @@ class CheckpointWriter:
         Raises:
             UserError: it could not be saved.
         """
-        if self._thread is not None:
-            try:
-                self._thread.join()
-            except BaseException:  # Ctrl-C: else Python would wait for room before it exits
-                self._giving_up.set()
-                raise
-            self._thread = None
+        self._join()
         self.check()
 
     def check(self) -> None:
         """Return at once, whether or not something is being saved.
 
         Raises:
-            UserError: the last checkpoint could not be saved.
+            UserError: the last checkpoint could not be saved, or `best` not be moved to it.
         """
         if self._error is not None:
+            self._join()  # what was to follow is left out, and must not take the error for none
             error, self._error = self._error, None
             raise error
 
@@ -92,13 +79,44 @@ class CheckpointWriter:
         except UserError as error:
             logger.error(str(error))
 
+    def _begin(self, job: Callable[[], None]) -> None:
+        """Do it in a thread, after what is being done; not where that failed."""
+        before = self._thread
+
+        def in_turn() -> None:
+            if before is not None:
+                before.join()
+            if self._error is not None:
+                return
+            try:
+                job()
+            except Exception as error:
+                self._error = error
+
+        self._thread = Thread(target=in_turn, name="checkpoint")
+        self._thread.start()
+
+    def _join(self) -> None:
+        if self._thread is not None:
+            try:
+                self._thread.join()
+            except BaseException:  # Ctrl-C: else Python would wait for room before it exits
+                self._giving_up.set()
+                raise
+            self._thread = None
+
     def _save(self, checkpoint: Checkpoint) -> None:
         what = f"the checkpoint of step {checkpoint.trainer['step']}", checkpoint.num_bytes()
-        try:
-            final = self._tried(*what, lambda: checkpoints.write(checkpoint, self._run))
-            self._tried(*what, lambda: checkpoints.settle(self._run, final, self._keep_last, is_best=False))
-        except Exception as error:
-            self._error = error
+        final = self._tried(*what, lambda: checkpoints.write(checkpoint, self._run))
+        self._tried(*what, lambda: checkpoints.settle(self._run, final, self._keep_last, is_best=False))
+
+    def _point_best_at(self, step: int) -> None:
+        final = checkpoints.folder_of(self._run, step)
+        self._tried(
+            "the pointer to the best checkpoint",
+            len(final.name),
+            lambda: checkpoints.settle(self._run, final, self._keep_last, is_best=True),
+        )
 
     def _tried(self, what: str, num_bytes: int, action: Callable[[], Result]) -> Result:
         """Do it, where the disk is full again and again if so configured."""
@@ -130,3 +148,19 @@ class CheckpointWriter:
             f"{what} can't be written to out={printable(self._run)}: {os.strerror(number).lower()} "
             f"(it takes {needed}, {free} are free)"
         )
+
+
+def saved_aside(checkpoint: Checkpoint, folder: Path) -> bool:
+    """Save at once what no run goes on from, in a folder laid out as a run, where only the newest stays.
+
+    Returns whether it could be written; why not is told.
+    """
+    try:
+        checkpoints.save(checkpoint, folder, keep_last=1, is_best=False)
+    except Exception as error:
+        number = disk.reason(error)
+        if number is None:
+            raise
+        logger.warning(f"{printable(folder)} can't be written: {os.strerror(number)}")
+        return False
+    return True

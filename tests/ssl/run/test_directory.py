@@ -34,6 +34,7 @@ def test_a_run_is_not_overwritten_unasked(tmp_path):
 def test_overwrite_deletes_what_a_run_writes_and_nothing_else(tmp_path):
     write_run(tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "nonfinite" / "checkpoints").mkdir(parents=True)
     with lock.let_go_at_the_end():
         directory.claim(config(tmp_path, overwrite=True))
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]

@@ -1,6 +1,8 @@
 """Runs in this process whose backbone makes NaN in chosen steps."""
 
 import json
+import re
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -8,6 +10,7 @@ from typing import ClassVar
 import pytest
 import torch
 from config_observers import left_as_found
+from full_disks import files_of_at_most
 from torch import Tensor
 
 from nestling.backbones import Features
@@ -20,6 +23,7 @@ from nestling.ssl.errors import UserError
 from nestling.ssl.pretraining import pretrain
 from nestling.ssl.randomness import Stream, generator
 from nestling.ssl.run import checkpoints
+from nestling.ssl.run.loading import find_checkpoint, load_backbone
 from nestling.ssl.run.log import read
 from nestling.ssl.run.nonfinite import MOST_IN_A_ROW, tensors_in, watched
 
@@ -27,13 +31,21 @@ SEED = 3
 
 
 class Poisoned(XCiT):
-    """An XCiT whose images are NaN in chosen steps, which it knows by the seed that each step sets."""
+    """An XCiT whose images are NaN in chosen steps, which it knows by the seed that each step sets.
+
+    The system then takes no file of more than `most_bytes`.
+    """
 
     seeds: ClassVar[set[int]] = set()
     poisons: ClassVar[str] = "images"
+    most_bytes: ClassVar[int | None] = None
 
     def forward(self, images: Tensor, mask: Tensor | None = None) -> Features:
-        if torch.initial_seed() not in self.seeds:
+        is_bad = torch.initial_seed() in self.seeds
+        if self.most_bytes is not None:
+            limit = self.most_bytes if is_bad else resource.RLIM_INFINITY
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        if not is_bad:
             return super().forward(images, mask)
         if self.poisons == "images":
             return super().forward(images * torch.nan, mask)
@@ -53,6 +65,7 @@ def own_backbone() -> Iterator[None]:
     with left_as_found():
         yield
     _REGISTRY.pop("poisoned")
+    Poisoned.most_bytes = None
 
 
 def config(data: Path, out: Path, epochs: int = 2, **train: object) -> Config:
@@ -91,6 +104,15 @@ def test_a_step_that_is_not_finite_stops_the_run_before_it_is_applied(image_fold
     assert [path.name for path in checkpoints.saved(tmp_path / "run")] == [
         f"step_{n:08d}" for n in range(1, 5)
     ]
+    assert checkpoints.pointed(tmp_path / "run", checkpoints.LAST).name == "step_00000004"
+    aside = find_checkpoint(tmp_path / "run" / "nonfinite")
+    assert aside == tmp_path / "run" / "nonfinite" / "checkpoints" / "step_00000004"
+    put, saved = checkpoints.load(aside), checkpoints.load(checkpoints.saved(tmp_path / "run")[-1])
+    for name in checkpoints.TENSORS:
+        pairs = getattr(put, name), getattr(saved, name)
+        assert all(torch.equal(value, pairs[1][key]) for key, value in pairs[0].items()), name
+    assert put.trainer == saved.trainer
+    load_backbone(aside)
     told = report(tmp_path / "run")
     assert (told["step"], told["epoch"]) == (5, pytest.approx(4 / 3))
     assert told["lr"] > 0
@@ -106,6 +128,33 @@ def test_a_step_that_is_not_finite_stops_the_run_before_it_is_applied(image_fold
         assert part["first_module"] is None
         assert isinstance(forward["loss"], float)
         assert part["gradients"][0].startswith("backbone.")
+
+
+@pytest.mark.parametrize("mode", ["stop", "skip"])
+def test_on_a_full_disk_what_the_report_would_say_is_said_and_a_run_that_skips_goes_on(
+    image_folder, tmp_path, mode, capsys
+):
+    poison(1)
+    Poisoned.most_bytes = 300
+    settings = config(image_folder(per_class=8, size=20), tmp_path / "run", on_nan=mode)
+    settings.train.checkpoint_every = 1
+    blamed = r"first in the output of teacher\.backbone\.patch_embed\S* on process 0"
+    with files_of_at_most(resource.RLIM_INFINITY):
+        if mode == "stop":
+            with pytest.raises(UserError, match=rf"step 2 has a loss .*{blamed}; \S+ could not be written"):
+                pretrain(settings)
+        else:
+            pretrain(settings)
+    said = capsys.readouterr().out.replace("\n", " ")
+    assert re.search(r"nonfinite\.json can't be written: File too large", said)
+    assert not list((tmp_path / "run").rglob("nonfinite.json"))
+    assert not list((tmp_path / "run").rglob(".*"))
+    if mode == "stop":
+        assert re.search(r"nonfinite can't be written: File too large", said)
+        assert checkpoints.newest(tmp_path / "run" / "nonfinite") is None
+    else:
+        assert re.search(rf"step 2 is not finite: {blamed}", said), said
+        assert [record["step"] for record in read(tmp_path / "run" / "log.jsonl")] == list(range(7))
 
 
 def test_the_report_names_the_images_of_the_step(image_folder, tmp_path, monkeypatch):

@@ -1,9 +1,12 @@
 """Whole runs whose checkpoints are damaged or find no room."""
 
 import re
+import resource
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -13,8 +16,10 @@ from full_disks import SMALL_DISK, can_mount, files_of_at_most
 from image_folder import write_image_folder
 from small_checkpoint import small_run as config
 
+from nestling.ssl import config as schema
 from nestling.ssl.errors import UserError
-from nestling.ssl.run import checkpoints
+from nestling.ssl.run import checkpoints, writing
+from nestling.ssl.run.log import read
 
 
 def test_every_nth_epoch_is_kept_for_good_and_so_it_is_after_a_restart(tmp_path):
@@ -89,6 +94,33 @@ def test_a_full_disk_ends_a_run_in_one_sentence_and_it_goes_on_when_there_is_roo
         checkpoints.load(checkpoints.newest(tmp_path / name)).student for name in ("alone", "run")
     )
     assert all(torch.equal(whole[key], resumed[key]) for key in whole)
+
+
+def test_training_goes_on_while_the_best_checkpoint_waits_for_room(tmp_path, monkeypatch):
+    """Three steps an epoch: that of the first is the best so far, and no step waits but the next save."""
+    monkeypatch.setattr(writing, "SECONDS_BETWEEN_TRIES", 0.02)
+    write_image_folder(tmp_path / "images", classes=2, per_class=8, size=20)
+    out, seen = tmp_path / "run", []
+    settings = config(out, epochs=2, on_full_disk="wait")
+    settings.knn = schema.Knn(k=[3], size=16, crop_ratio=1.0)
+
+    def make_room() -> None:
+        end = time.monotonic() + 20
+        while not seen or (seen[-1][0] < 5 and time.monotonic() < end):
+            time.sleep(0.01)
+            last = read(out / "log.jsonl")[-1:] if (out / "log.jsonl").exists() else []
+            seen.append((last[0]["step"] if last else 0, len(checkpoints.saved(out))))
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    limits, room = resource.getrlimit(resource.RLIMIT_FSIZE), threading.Thread(target=make_room)
+    with files_of_at_most(20_000):
+        room.start()
+        pretrained(settings)
+        room.join()
+    assert seen[-1] == (5, 0)
+    judged = read(out / "log.jsonl")[3::3]
+    best = max(judged, key=lambda record: (record["knn/cls/top1_k3"], record["step"]))
+    assert checkpoints.pointed(out, checkpoints.BEST).name == f"step_{best['step']:08d}"
 
 
 RECIPE = [

@@ -29,11 +29,13 @@ def code_within(asked: Stopping, seconds: float = 5.0) -> int:
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 128 + signal.SIGUSR1)]
 )
-def test_a_signal_asks_with_a_code_of_its_own_and_the_step_goes_on(number, code):
+def test_a_signal_asks_with_a_code_of_its_own_and_the_step_goes_on(number, code, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "torchrun's")
     asked = Stopping()
     with asked.listening():
         os.kill(os.getpid(), number)
         assert code_within(asked) == code
+        time.sleep(0.2)
         os.kill(os.getpid(), number)  # the launcher hands on what its group has got: no second request
         time.sleep(0.1)
     assert reason(code, None) == f"{number.name} received"
@@ -100,7 +102,6 @@ import ctypes, sys
 from torch.utils.data import DataLoader
 from nestling.ssl.data.workers import loader_of, started
 from nestling.ssl.run import stopping
-stopping.ECHO_SECONDS = 0.3
 with stopping.Stopping().listening():
     iterator = started(loader_of([0] * 9, list(range(9)), 1, "fork"))
     next(iterator)
@@ -125,7 +126,8 @@ def test_a_second_signal_ends_a_stuck_process_and_its_loaders_at_once():
         worker = int(process.stdout.readline())
         os.kill(worker, signal.SIGTERM)  # loaders never see it
         process.send_signal(signal.SIGTERM)
-        time.sleep(1)
+        process.send_signal(signal.SIGTERM)  # as `timeout` does, to the process and to its group
+        time.sleep(0.4)
         assert process.poll() is None
         assert is_alive(worker)
         start = time.monotonic()

@@ -84,10 +84,10 @@ def test_a_run_ended_after_every_step_or_while_it_judges_ends_as_the_one_left_al
     assert one == other
     assert len(one) == 4
 
-    # Killed after a step was saved, then judged: that it is the best stands in the log alone.
+    # Killed after a step was saved, then judged: that it is the best stands in the log, not yet in `best`.
     for path in checkpoints.saved(run)[2:]:
         checkpoints.remove(path)
-    checkpoints.point(run, checkpoints.BEST, checkpoints.saved(run)[1])
+    checkpoints.point(run, checkpoints.BEST, checkpoints.saved(run)[0])
     records = read(run / "log.jsonl")[:3]
     records[2]["knn/cls/top1_k3"] = 2.0
     (run / "log.jsonl").write_text("".join(map(line, records)))

@@ -114,31 +114,35 @@ def test_best_moves_once_the_checkpoint_is_whole_and_only_then_the_old_best_goes
         writer.point_best_at(step) if step == 1 else writer.wait()
     assert names(tmp_path) == ["step_00000001", "step_00000002"]
     writer.write(small_checkpoint(3, numbers=5_000_000))
-    assert checkpoints.pointed(tmp_path, checkpoints.BEST).name == "step_00000001"
     writer.point_best_at(3)
+    assert checkpoints.pointed(tmp_path, checkpoints.BEST).name == "step_00000001", "it was not waited for"
+    writer.wait()
     assert checkpoints.pointed(tmp_path, checkpoints.BEST).name == "step_00000003"
     assert names(tmp_path) == ["step_00000003"]
     (tmp_path / checkpoints.BEST).unlink()
     (tmp_path / checkpoints.BEST).mkdir()
+    writer.point_best_at(3)
     with pytest.raises(
         UserError, match=r"the pointer to the best checkpoint can't be written to out=.*step_00000003"
     ):
-        writer.point_best_at(3)
+        writer.wait()
 
 
 def test_a_full_disk_leaves_the_last_good_one_and_says_what_it_takes(tmp_path):
     writer = CheckpointWriter(tmp_path, keep_last=1, on_full_disk="stop")
     writer.write(small_checkpoint(1))
     writer.point_best_at(1)
+    writer.wait()
     for limit in (20, 300, 4000, 100_000, 250_000):  # within each kind of file
         with files_of_at_most(limit):
             writer.write(small_checkpoint(2, numbers=50_000))
+            writer.point_best_at(2)
             with pytest.raises(
                 UserError,
                 match=r"step 2 can't be written .*: file too large \(it takes 800 kB, .* are free\); "
                 r"step_00000001 is whole",
             ):
-                writer.point_best_at(2)
+                writer.wait()
         assert litter(tmp_path) == []
         assert names(tmp_path) == ["step_00000001"]
         for pointer in (checkpoints.LAST, checkpoints.BEST):
@@ -188,13 +192,15 @@ ON_SMALL_DISK = """
     stopping = writing.CheckpointWriter(run, 2, "stop")
     stopping.write(small_checkpoint(1, numbers=100_000))
     stopping.point_best_at(1)
+    stopping.wait()
     filler = run / "filler"
     for free in (0, 1_000, 500_000, 1_606_000):  # the last: just too little for what is not a tensor
         taken = writing.disk.free_bytes(run) - free
         filler.write_bytes(bytes(taken))
         stopping.write(small_checkpoint(2, numbers=100_000))
+        stopping.point_best_at(2)
         try:
-            stopping.point_best_at(2)
+            stopping.wait()
         except UserError as error:
             print(error)
         print(sorted(path.name for path in run.rglob("*") if path.name.startswith((".", "step_"))))
@@ -207,6 +213,7 @@ ON_SMALL_DISK = """
     time.sleep(0.3)
     filler.unlink()
     waiting.point_best_at(2)
+    waiting.wait()
     tell()
 """
 
