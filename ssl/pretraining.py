@@ -227,13 +227,13 @@ def announce(
         f"global batch {batch}; steps: {schedules.course.steps_per_epoch} per epoch, "
         f"{schedules.num_steps} in all (train.epochs={train.epochs})"
     )
-    hint = processes.idle_cores(accelerator)
-    if hint:
-        logger.info(hint)
     logger.info(
         f"learning rate: base {optim.lr:.3e}, peak {schedules.peak_lr:.3e} (scaling {optim.lr_scaling}: "
         f"{rule[optim.lr_scaling]}), end {optim.lr_end:.3e}; run directory {config.out}"
     )
+    hint = processes.idle_cores(accelerator)
+    if hint:
+        logger.info(hint)
     if schedules.peak_lr < optim.lr_end:
         logger.warning(
             f"the learning rate ends above its peak {schedules.peak_lr:.3e}: lower "

@@ -45,10 +45,11 @@ def test_features_equal_timm_at_any_size(name, depth, size):
 
 @torch.no_grad()
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in PUBLISHED if "12" in name or "tiny_24_p16" in name])
-def test_published_models_equal_timm(name):
-    ours, theirs = (model.eval() for model in twins(name))
-    for size in [(224, 224), (96, 160)] if name.endswith("p16") else [(96, 160)]:
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_published_width_equals_timm(name):
+    """One block of each kind; that there are as many as in timm, its parameters show below."""
+    ours, theirs = (model.eval() for model in twins(name, depth=1))
+    for size in [(224, 224), (96, 160)] if ours.embed_dim < 200 else [(160, 96)]:
         assert largest_difference(ours, theirs, torch.randn(1, 3, *size).double()) < 1e-9, size
 
 

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
@@ -36,10 +35,9 @@ def test_a_launch_with_the_config_says_nothing_of_its_own(
         "accelerator = Accelerator()\n"
         "print(accelerator.num_processes, accelerator.mixed_precision)\n"
     )
-    accelerate = Path(sysconfig.get_path("scripts")) / "accelerate"
     config = repository / "launch" / "configs" / f"{name}.yaml"
     done = subprocess.run(
-        [sys.executable, accelerate, "launch", "--config_file", config, tmp_path / "script.py"],
+        [sys.executable, "-m", "accelerate.commands.launch", "--config_file", config, tmp_path / "script.py"],
         capture_output=True,
         text=True,
         timeout=120,

@@ -31,6 +31,7 @@ from documented import (
 )
 from export_subjects import write_run
 from image_folder import write_image_folder
+from recipes_here import said_here
 
 from nestling.launch import catalog, slurm
 from nestling.ssl.command_line import read
@@ -81,6 +82,12 @@ def call(command: list[str], where: Path = ROOT) -> str:
     return done.stdout
 
 
+def run_here(command: list[str]) -> str:
+    """A recipe's command in this process; .ci/smoke starts every recipe as a user does."""
+    (script,) = (word for word in command if word.startswith("recipes/"))
+    return said_here(Path(script).stem, command[command.index(script) + 1 :])
+
+
 def placed(command: str, folder: Path) -> list[str]:
     """The command with its paths replaced by the fixture's."""
     checkpoint = checkpoints.newest(folder / "run")
@@ -104,8 +111,9 @@ def shrunk(command: list[str], folder: Path) -> list[str]:
 
 
 def pretrain(command: str, folder: Path, out: Path) -> Path:
-    """Run a documented pretraining, shrunk; returns its folder."""
-    call([*shrunk(placed(command, folder), folder), f"out={out}"])
+    """Run a documented pretraining, shrunk; returns its folder. Each kind of launcher starts one."""
+    start = run_here if command.startswith("accelerate") and command != FIRST else call
+    start([*shrunk(placed(command, folder), folder), f"out={out}"])
     return out
 
 
@@ -128,7 +136,7 @@ def test_a_documented_pretraining_leaves_a_run_with_a_checkpoint(command, folder
 def test_a_documented_evaluation_prints_its_table_and_writes_its_numbers(command, folder):
     for file in folder.glob("run/results/*"):
         file.unlink()
-    printed = call(placed(command, folder))
+    printed = run_here(placed(command, folder))
     (file,) = folder.glob("run/results/knn_*.json")
     found = json.loads(file.read_text())
     assert found["network"] == ("student" if "network=student" in command else "teacher")
@@ -151,7 +159,7 @@ def test_a_documented_comparison_writes_what_it_prints(command, folder, another)
     for file in folder.glob("run/results/*"):
         file.unlink()
     quick = ["timing.batch_size=2", "timing.repeats=1"] if command in SIZES else []
-    printed = call([*placed(command.replace("runs/another", str(another)), folder), *quick])
+    printed = run_here([*placed(command.replace("runs/another", str(another)), folder), *quick])
     (file,) = folder.glob("run/results/*.json")
     found = json.loads(file.read_text())["results"]
     if command in UNLABELLED:
@@ -170,7 +178,7 @@ def test_a_documented_comparison_writes_what_it_prints(command, folder, another)
 def test_a_documented_export_writes_a_folder_that_was_compared(command, tmp_path):
     """Of a ViT, which every target takes; nothing but the recipe's own lines is said, warnings included."""
     run = write_run(tmp_path / "run", "vit")
-    printed = call(placed(command, tmp_path))
+    printed = run_here(placed(command, tmp_path))
     (file,) = run.glob("checkpoints/*/export_*/export.json")
     found, out = json.loads(file.read_text()), file.parent
     target, network = found["target"], "student" if "network=student" in command else "teacher"
@@ -189,7 +197,7 @@ def test_a_documented_export_writes_a_folder_that_was_compared(command, tmp_path
 @pytest.mark.slow
 @pytest.mark.parametrize("command", MEASURE)
 def test_a_documented_measurement_prints_what_to_normalise_by(command, folder):
-    printed = call(placed(command, folder))
+    printed = run_here(placed(command, folder))
     assert "16 images in" in printed
     assert re.search(r"data\.mean='\[[\d., ]+\]' data\.std='\[[\d., ]+\]'", printed)
 
@@ -221,8 +229,8 @@ def copy(tmp_path_factory) -> Path:
     """What pip builds from, away from the checkout, so that no litter is left in it."""
     copy = tmp_path_factory.mktemp("copy")
     for part in ("nestling", "ssl", "backbones", "recipes", "launch"):
-        shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ("setup.cfg", "pyproject.toml", "LICENSE", "README.md"):
+        shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    for file in ("setup.cfg", "setup.py", "MANIFEST.in", "pyproject.toml", "LICENSE", "README.md"):
         shutil.copy(ROOT / file, copy)
     return copy
 
@@ -240,7 +248,10 @@ def test_the_documented_installations_install(copy, tmp_path):
     assert "does not provide the extra" not in said
     assert "Successfully installed nestling" in said
     here = [sys.executable, "-c", "import nestling.ssl.config as found; print(found.__file__)"]
-    assert Path(call(here, tmp_path / "site").strip()) == tmp_path / "site" / "nestling" / "ssl" / "config.py"
+    ssl = tmp_path / "site" / "nestling" / "ssl"
+    assert Path(call(here, tmp_path / "site").strip()) == ssl / "config.py"
+    kernels = 2 if shutil.which("cc") else 0
+    assert len(list(ssl.glob("*/kernel.*.so"))) == kernels
 
 
 @pytest.mark.parametrize("command", SLURM)

@@ -12,21 +12,24 @@ import pytest
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 
 PROBE = """
-import asyncio, multiprocessing, ssl, sys, urllib.request
+import asyncio, ssl, sys, urllib.request
 import nestling.ssl.config
+from torch.utils.data import DataLoader, Dataset
 
 
-def is_pythons() -> bool:
-    import ssl
-    return hasattr(ssl, "SSLContext") and "nestling" not in (ssl.__file__ or "")
+class Asked(Dataset):
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> bool:
+        import ssl
+        return hasattr(ssl, "SSLContext") and "nestling" not in (ssl.__file__ or "")
 
 
 if __name__ == "__main__":
-    import torch.utils.data
-    assert is_pythons(), ssl
+    assert Asked()[0], ssl
     assert sys.modules["ssl"] is not sys.modules["nestling.ssl"]
-    with multiprocessing.get_context("spawn").Pool(1) as pool:  # as torch's loader starts its processes
-        assert pool.apply(is_pythons)
+    assert list(DataLoader(Asked(), num_workers=1, multiprocessing_context="spawn")) == [True]
     print("python's own")
 """
 
@@ -78,17 +81,15 @@ def test_pytest_has_pythons_ssl_in_its_other_import_modes_too(mode: str, reposit
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("launcher", "processes"),
+    "launcher",
     [
-        ([sys.executable, "recipes/probe.py"], 1),
-        ([sys.executable, "-m", "recipes.probe"], 1),
-        ([SCRIPTS / "accelerate", "launch", "--cpu", "--num_processes", "1", "recipes/probe.py"], 1),
-        ([SCRIPTS / "accelerate", "launch", "--cpu", "--num_processes", "1", "-m", "recipes.probe"], 1),
-        ([SCRIPTS / "torchrun", "--standalone", "--nproc_per_node", "2", "recipes/probe.py"], 2),
+        [sys.executable, "-m", "recipes.probe"],
+        [SCRIPTS / "accelerate", "launch", "--cpu", "--num_processes", "1", "recipes/probe.py"],
     ],
-    ids=["file", "module", "accelerate-file", "accelerate-module", "torchrun"],
+    ids=["module", "accelerate"],
 )
 def test_recipes_and_their_spawned_workers_have_pythons_ssl(
-    launcher: list[str | Path], processes: int, checkout: Path
+    launcher: list[str | Path], checkout: Path
 ) -> None:
-    assert run(launcher, checkout).count("python's own") == processes
+    """Under accelerate a recipe is a file; torchrun starts one alike."""
+    assert run(launcher, checkout).count("python's own") == 1

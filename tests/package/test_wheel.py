@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from image_folder import write_image_folder
 
 pytestmark = pytest.mark.slow
 
@@ -110,11 +111,11 @@ print("all imported")
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no compiler")
-@pytest.mark.parametrize("user", ["views.render", "terms.compiled"])
-def test_the_wheel_holds_the_compiled_kernels_and_uses_them(installed: Installed, user: str) -> None:
-    program = f"from nestling.ssl.{user} import kernel; print(kernel.__file__)"
-    folder = installed.site / "nestling" / "ssl" / user.partition(".")[0]
-    assert installed.python(program).startswith(f"{folder / 'kernel.'}")
+def test_the_wheel_holds_the_compiled_kernels_and_uses_them(installed: Installed) -> None:
+    program = "from nestling.ssl.views import render; from nestling.ssl.terms import compiled"
+    program += "; print(render.kernel.__file__, compiled.kernel.__file__)"
+    for name, file in zip(("views", "terms"), installed.python(program).split(), strict=True):
+        assert file.startswith(f"{installed.site / 'nestling' / 'ssl' / name / 'kernel.'}")
 
 
 def test_without_a_compiler_all_else_is_built(installed: Installed, tmp_path: Path) -> None:
@@ -161,10 +162,17 @@ def test_the_console_script_of_the_wheel_runs_its_recipe(installed: Installed) -
     assert "views.global_size" in shown.stdout
 
 
-def test_a_config_of_the_wheel_is_picked_by_name(installed: Installed) -> None:
-    """The config is read before the value is refused, so this shows both without training."""
-    script = installed.site / "bin" / "nestling"
-    arguments = ("--config", "dino_xcit_small_12_p16", "train.epochs=0")
-    refused = installed.run(script, "dino_xcit", *arguments)
-    assert refused.returncode == 2, refused.stderr
-    assert "train.epochs" in refused.stderr
+def test_the_wheel_trains_by_a_config_of_its_own_with_a_spawned_loader(installed: Installed) -> None:
+    images = write_image_folder(installed.elsewhere / "images", classes=2, per_class=4, size=20)
+    settings = [
+        *("backbone.name=xcit_nano_12_p4", "backbone.options={embed_dim: 16, depth: 1, num_heads: 2}"),
+        *("views.global_size=16", "views.local_size=8", "views.num_local=1", "head.num_prototypes=16"),
+        *("head.hidden_dim=16", "head.bottleneck_dim=8", "train.epochs=1", "train.batch_size=4", "knn.k=1"),
+        *("optim.warmup_epochs=0", "teacher.temperature_warmup_epochs=0", f"data.train={images}", "out=run"),
+        *("data.num_workers=1", "data.start_method=spawn", "data.holdout=0", "knn.every=0"),
+    ]
+    script, name = installed.site / "bin" / "nestling", "dino_xcit_small_12_p16"
+    done = installed.run(script, "dino_xcit", "--cpu", "--config", name, *settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (installed.elsewhere / "run" / "last").is_file()
+    assert "end 1.000e-05" in done.stdout, "as the published recipe has it"

@@ -12,7 +12,10 @@ import psutil
 import pytest
 import torch
 from image_folder import write_image_folder
+from recipes_here import said_here
 from safetensors.torch import load_file
+
+from nestling.ssl.errors import Stopped, UserError
 
 BIN = Path(sys.executable).parent
 RECIPE = "recipes/dino_xcit.py"
@@ -139,7 +142,7 @@ def test_accelerate_launch_trains_on_a_folder_and_leaves_a_whole_run(image_folde
         "picture.png",
     }
     assert records(run)[-1]["step"] == 14
-    printed = started([str(BIN / "python"), "recipes/eval_knn.py", str(run), "knn.k=5"], repository)
+    printed = said_here("eval_knn", [str(run), "knn.k=5"])
     judged = json.loads((run / f"results/knn_{pointed(run, 'best').name}_teacher.json").read_text())
     online = next(record for record in records(run) if record["step"] == judged["step"])
     accuracy = judged["results"]["knn/cls/top1_k5"]
@@ -171,10 +174,9 @@ def of_two(folder: Path) -> list[str]:
     return [f"data.train={folder / 'images'}", "train.batch_size=2", "train.accumulation=2", *TINY, *LONGER]
 
 
-def test_two_processes_train_identical_teachers_on_the_schedules_of_one(together, tmp_path, repository):
+def test_two_processes_train_identical_teachers_on_the_schedules_of_one(together, tmp_path):
     images = f"data.train={together / 'images'}"
-    single = [*LAUNCH, RECIPE, images, f"out={tmp_path / 'one'}", "train.batch_size=8", *TINY, *LONGER]
-    started(single, repository)
+    said_here("dino_xcit", [images, f"out={tmp_path / 'one'}", "train.batch_size=8", *TINY, *LONGER])
 
     for name in ("student", "teacher", "terms"):
         zero, one = (load_file(together / f"{name}_{rank}.safetensors") for rank in (0, 1))
@@ -214,19 +216,19 @@ def test_two_processes_killed_and_resumed_equal_two_left_alone(together, tmp_pat
 def test_a_run_goes_on_with_two_processes_for_one_and_back(tmp_path, image_folder, repository):
     """58 images: a step of 8 on one process, one of 12 on two, then steps of 4 on one to the end."""
     data, run = image_folder(classes=4, per_class=16), tmp_path / "run"
-    given = [RECIPE, f"data.train={data}", f"out={run}", "resume=auto", *TINY, *SHORT, "knn.every=0"]
-    a_step, alone = [*given, "train.max_hours=0"], [sys.executable]
-    said = started([*alone, *a_step, "train.batch_size=8"], repository, expected=75)
-    assert "stopped: train.max_hours=0.0 are over; step_00000001 is saved" in said
+    given = [f"data.train={data}", f"out={run}", "resume=auto", *TINY, *SHORT, "knn.every=0"]
+    a_step = [*given, "train.max_hours=0"]
+    with pytest.raises(Stopped, match=r"train\.max_hours=0\.0 are over; step_00000001 is saved"):
+        said_here("dino_xcit", [*a_step, "train.batch_size=8"])
     two = ["train.batch_size=3", "train.accumulation=2"]
-    said = started([*TORCHRUN, *a_step, *two], repository, expected=1)  # torchrun's own code
+    said = started([*TORCHRUN, RECIPE, *a_step, *two], repository, expected=1)  # torchrun's own code
     assert said.count("warning: the run in") == 1
     assert (
         "12 = 3 images x 2 micro-batches x 2 processes, it was 8 = 8 images x 1 micro-batch x 1 proc" in said
     )
     assert "steps per epoch 7 -> 4, steps left 13 -> 8" in said
     assert "step_00000002 is saved" in said
-    said = started([*alone, *given, "train.batch_size=4"], repository)
+    said = said_here("dino_xcit", [*given, "train.batch_size=4"])
     assert said.count("warning: the run in") == 1
     assert "4 = 4 images x 1 micro-batch x 1 process, it was 12 = 3 images" in said
 
@@ -236,7 +238,7 @@ def test_a_run_goes_on_with_two_processes_for_one_and_back(tmp_path, image_folde
     assert [record["epoch"] for record in log if record["images_seen"] in (20 + 4 * left, 112)] == [1, 2]
 
 
-def test_knn_rises_while_a_small_xcit_trains_for_real(tmp_path, repository):
+def test_knn_rises_while_a_small_xcit_trains_for_real(tmp_path):
     """The demo with half of its blocks, two of its epochs and a teacher that follows faster."""
     run = tmp_path / "run"
     settings = [
@@ -244,7 +246,7 @@ def test_knn_rises_while_a_small_xcit_trains_for_real(tmp_path, repository):
         *("train.epochs=2", "optim.warmup_epochs=0.5", "teacher.temperature_warmup_epochs=1"),
         *("knn.every=1", "data.num_workers=0", "log.progress=plain"),
     ]
-    started([*LAUNCH, RECIPE, f"out={run}", *settings], repository)
+    said_here("dino_xcit", [f"out={run}", *settings])
     accuracies = [record["knn/cls/top1_k20"] for record in records(run) if "knn/cls/top1_k20" in record]
     assert len(accuracies) == 3
     assert accuracies[-1] >= accuracies[0] + 0.03, accuracies
@@ -271,23 +273,12 @@ def test_a_published_recipe_runs_with_its_model_shrunk_by_overrides_alone(
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
-    [
-        (["optim.lrr=1"], "did you mean optim.lr"),
-        (["train.batch_size=100000"], "train.batch_size"),
-    ],
+    [(["optim.lrr=1"], "did you mean optim.lr"), (["train.batch_size=100000"], "train.batch_size")],
 )
-def test_a_users_mistake_is_one_sentence_and_code_two(arguments, sentence, tmp_path, repository):
-    run = tmp_path / "run"
-    done = subprocess.run(
-        [sys.executable, RECIPE, f"out={run}", "--config", "dino_xcit_small_12_p16", *arguments]
-        + ([] if any("data.train" in a for a in arguments) else ["data.train=photo-tiles"]),
-        cwd=repository,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert sentence in done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stderr.count("error:") == 1
-    assert not run.exists(), "nothing is left behind"
+def test_a_users_mistake_is_one_sentence_and_leaves_nothing_behind(arguments, sentence, tmp_path):
+    """That a script ends with it and code 2 is shown in tests/ssl/test_command_line.py."""
+    given = [f"out={tmp_path / 'run'}", "--config", "dino_xcit_small_12_p16", "data.train=photo-tiles"]
+    with pytest.raises(UserError, match=sentence) as caught:
+        said_here("dino_xcit", [*given, *arguments])
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()

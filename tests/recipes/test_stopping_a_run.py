@@ -14,7 +14,10 @@ import psutil
 import pytest
 import torch
 from image_folder import write_image_folder
+from recipes_here import said_here
 from safetensors.torch import load_file
+
+from nestling.ssl.errors import UserError
 
 BIN = Path(sys.executable).parent
 RECIPE = "recipes/dino_xcit.py"
@@ -27,6 +30,7 @@ TINY = [
     *("knn.k=5", "knn.size=16", "knn.crop_ratio=1.0", "log.progress=plain", "train.precision=fp32"),
     *("train.epochs=3", "optim.warmup_epochs=1", "teacher.temperature_warmup_epochs=1"),
 ]
+UNHELPED = [*(setting for setting in TINY if "num_workers" not in setting), "data.num_workers=0"]
 # A thread of gloo may hold a lock of the interpreter while a loader process is forked: it never starts.
 FORKSERVER = "data.start_method=forkserver"
 TIMES = ("images_per_second", "data_wait")
@@ -152,9 +156,9 @@ def assert_same(run: Path, alone: Path) -> None:
 def left_alone(tmp_path_factory, images, repository) -> dict[int, Path]:
     """Runs of one and of two processes at the same global batch that nobody disturbed, 21 steps each."""
     folder = tmp_path_factory.mktemp("alone")
-    for processes, start in ((1, ALONE), (2, TORCHRUN)):
-        command = [*start, RECIPE, f"data.train={images}", f"out={folder / str(processes)}", *TINY]
-        finished([*command, f"train.batch_size={8 // processes}", FORKSERVER], repository)
+    settings = [f"data.train={images}", *UNHELPED]
+    said_here("dino_xcit", [*settings, f"out={folder / '1'}", "train.batch_size=8"])
+    finished([*TORCHRUN, RECIPE, *settings, f"out={folder / '2'}", "train.batch_size=4"], repository)
     return {processes: folder / str(processes) for processes in (1, 2)}
 
 
@@ -163,9 +167,8 @@ def test_a_signal_to_all_processes_saves_and_the_same_command_goes_on_to_the_bit
     number, images, left_alone, tmp_path, repository
 ):
     run = tmp_path / "run"
-    command = [*ALONE, RECIPE, f"data.train={images}", f"out={run}", *TINY]
-    command += ["train.batch_size=8", "resume=auto"]
-    with begun(command, repository) as process:
+    given = [f"data.train={images}", f"out={run}", "train.batch_size=8", "resume=auto"]
+    with begun([*ALONE, RECIPE, *given, *TINY], repository) as process:
         until("step 9/", process)
         loaders = psutil.Process(process.pid).children(recursive=True)
         assert loaders
@@ -179,15 +182,14 @@ def test_a_signal_to_all_processes_saves_and_the_same_command_goes_on_to_the_bit
     step = records(run)[-1]["step"]
     assert step % 7, "in mid-epoch"
     assert (run / "last").read_text().strip() == f"checkpoints/step_{step:08d}"
-    assert f"after step {step}" in finished(command, repository)
+    assert f"after step {step}" in said_here("dino_xcit", [*given, *UNHELPED])
     assert_same(run, left_alone[1])
 
 
 def test_two_processes_stop_together_when_their_launcher_is_told(images, left_alone, tmp_path, repository):
     run = tmp_path / "run"
-    command = [*TORCHRUN, RECIPE, f"data.train={images}", f"out={run}", *TINY]
-    command += ["train.batch_size=4", "resume=auto", FORKSERVER]
-    with begun(command, repository) as process:
+    command = [*TORCHRUN, RECIPE, f"data.train={images}", f"out={run}", "train.batch_size=4", "resume=auto"]
+    with begun([*command, *TINY, FORKSERVER], repository) as process:
         until("step 9/", process)
         below = psutil.Process(process.pid).children(recursive=True)
         assert len(below) >= 4, "two that train, and the processes that load for them"
@@ -198,13 +200,13 @@ def test_two_processes_stop_together_when_their_launcher_is_told(images, left_al
     assert said.count("stopped: SIGTERM received; step_") == 1
     assert_ended(below)
     step = records(run)[-1]["step"]
-    assert f"after step {step}" in finished(command, repository)
+    assert f"after step {step}" in finished([*command, *UNHELPED], repository)
     assert_same(run, left_alone[2])
 
 
 def test_one_of_two_that_is_told_stops_both(images, tmp_path, repository):
-    command = [*TORCHRUN, RECIPE, f"data.train={images}", f"out={tmp_path / 'run'}", *TINY]
-    with begun([*command, "train.batch_size=4", FORKSERVER], repository) as process:
+    command = [*TORCHRUN, RECIPE, f"data.train={images}", f"out={tmp_path / 'run'}", *UNHELPED]
+    with begun([*command, "train.batch_size=4"], repository) as process:
         until("step 3/", process)
         trainers = psutil.Process(process.pid).children()
         second = next(child for child in trainers if child.environ().get("RANK") == "1")
@@ -218,13 +220,12 @@ def test_one_of_two_that_is_told_stops_both(images, tmp_path, repository):
 
 def test_hours_that_are_over_save_and_go_on(images, left_alone, tmp_path, repository):
     run = tmp_path / "run"
-    command = [*ALONE, RECIPE, f"data.train={images}", f"out={run}", *TINY]
-    command += ["train.batch_size=8", "resume=auto"]
-    said = finished([*command, "train.max_hours=0"], repository, expected=75)
+    given = [f"data.train={images}", f"out={run}", *UNHELPED, "train.batch_size=8", "resume=auto"]
+    said = finished([*ALONE, RECIPE, *given, "train.max_hours=0"], repository, expected=75)
     assert "stopped: train.max_hours=0.0 are over; step_00000001 is saved" in said
-    finished(command, repository)
+    said_here("dino_xcit", given)
     assert_same(run, left_alone[1])
-    said = finished(command, repository)
+    said = said_here("dino_xcit", given)
     assert "is finished" in said
     assert_same(run, left_alone[1])
 
@@ -234,19 +235,17 @@ def troubled(what: str, process: int, images: Path, tmp_path: Path) -> list[str]
     script = tmp_path / "troubled.py"
     script.write_text(TROUBLED)
     command = [*TORCHRUN, str(script), what, str(process), "9", f"data.train={images}"]
-    settings = [setting for setting in TINY if not setting.startswith(("backbone.name", "data.num_workers"))]
+    settings = [setting for setting in UNHELPED if not setting.startswith("backbone.name")]
     return [
         *command,
         f"out={tmp_path / 'run'}",
         *settings,
         "backbone.name=troubled",
         "train.batch_size=4",
-        "data.num_workers=0",
     ]
 
 
-@pytest.mark.parametrize("what", ["raise", "die"])
-@pytest.mark.parametrize("process", [0, 1])
+@pytest.mark.parametrize(("what", "process"), [("raise", 1), ("die", 0)])
 def test_one_that_fails_ends_the_other_soon_with_the_first_error_on_top(
     what, process, images, tmp_path, repository
 ):
@@ -284,10 +283,10 @@ def test_a_users_mistake_of_one_process_ends_the_other_too(images, tmp_path, rep
     bad = write_image_folder(tmp_path / "images", classes=4, per_class=16)
     victim = sorted(bad.rglob("*.png"))[20]
     victim.write_bytes(b"no image any more")
-    command = [*TORCHRUN, RECIPE, f"data.train={bad}", f"out={tmp_path / 'run'}", *TINY]
+    command = [*TORCHRUN, RECIPE, f"data.train={bad}", f"out={tmp_path / 'run'}", *UNHELPED]
     start = time.monotonic()
     done = subprocess.run(
-        [*command, "train.batch_size=4", FORKSERVER, "data.on_error=raise", "knn.every=0", "data.holdout=0"],
+        [*command, "train.batch_size=4", "data.on_error=raise", "knn.every=0", "data.holdout=0"],
         cwd=repository,
         capture_output=True,
         text=True,
@@ -322,8 +321,8 @@ def test_nan_on_one_process_is_left_out_by_both(images, tmp_path, repository):
     assert all(value.isfinite().all() for part in saved(tmp_path / "run").values() for value in part.values())
 
 
-def test_a_launcher_that_started_another_number_is_refused(images, tmp_path, repository):
-    command = [*ALONE, RECIPE, f"data.train={images}", f"out={tmp_path / 'run'}", *TINY]
-    said = finished([*command, "expect_world_size=2"], repository, expected=2)
-    assert "error: expect_world_size=2, but the launcher started 1" in said
+def test_a_launcher_that_started_another_number_is_refused(images, tmp_path):
+    given = [f"data.train={images}", f"out={tmp_path / 'run'}", *UNHELPED, "expect_world_size=2"]
+    with pytest.raises(UserError, match=r"expect_world_size=2, but the launcher started 1"):
+        said_here("dino_xcit", given)
     assert not (tmp_path / "run").exists()

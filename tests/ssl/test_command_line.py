@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from nestling.ssl.command_line import read, run, write
 from nestling.ssl.config import Config, Knn, key
 from nestling.ssl.errors import UserError
-from nestling.ssl.keys import keys_of
+from nestling.ssl.keys import MISSING, keys_of, legal, show
 from nestling.ssl.settings import check_values
 
 
@@ -187,7 +187,8 @@ def test_help_prints_every_key_with_default_legal_values_and_meaning(columns, co
     assert "one of medium, small, or a YAML file" in joined
     for name, leaf in keys_of(Config).items():
         assert leaf.meaning, f"{name} has no meaning"
-        assert f" {name}=" in joined
+        default = "" if leaf.default == MISSING else show(leaf.default)
+        assert " ".join(f" {name}={default} {legal(leaf)} {leaf.meaning} ".split()) in joined
         assert " ".join(leaf.meaning.split()) in joined
     assert re.search(r"optim\.lr=0\.0005 +a number of at least 0 ", joined)
     assert re.search(r"optim\.name=adamw +one of adamw, sgd, lars ", joined)

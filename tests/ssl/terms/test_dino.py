@@ -1,8 +1,10 @@
 import math
+import re
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nestling.ssl.terms.dino import DinoTerm, dino_loss
 from nestling.ssl.terms.term import Outputs
@@ -39,6 +41,29 @@ def test_loss_and_gradient_equal_the_double_loop(num_views):
     expected.backward()
     for mine, theirs in zip(ours, written, strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=1e-10)
+
+
+class Exponentiated(TorchDispatchMode):
+    """How many elements go through an exponential."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if re.search(r"softmax|logsumexp|exp", func.__name__):
+            self.count += args[0].numel()
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_view_is_exponentiated_once_however_many_it_is_compared_with(monkeypatch):
+    monkeypatch.setattr("nestling.ssl.terms.compiled.kernel", None)
+    student, teacher = views(10), [view.detach() for view in views(2, seed=1)]
+    with Exponentiated() as ours:
+        loss, _ = DinoTerm(K).double()(outputs(student), outputs(teacher), 0.04)
+        loss.backward()
+    assert ours.count == (10 + 2) * B * K, "18 pairs"
+    with Exponentiated() as written:
+        loss_as_written(student, torch.stack(teacher).softmax(-1), 0.1)
+    assert written.count == (18 + 2) * B * K, "so it counts"
 
 
 @pytest.mark.parametrize("num_views", [2, 6])

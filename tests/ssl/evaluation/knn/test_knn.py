@@ -61,6 +61,18 @@ def test_knn_equals_the_published_definition(backend, temperature):
     assert 0.3 < results["top1_k20"] < 0.95  # neither trivial nor hopeless
 
 
+def test_several_k_come_from_one_search(monkeypatch):
+    searches = []
+
+    def counted(train, test, k, *settings):
+        searches.append(k)
+        return search(train, test, k, *settings)
+
+    monkeypatch.setattr(voting, "search", counted)
+    assert len(knn(*clusters(60, 3, seed=0), *clusters(9, 3, seed=1), [1, 5, 20, 50])) == 4
+    assert searches == [50]
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_top1_equals_scikit_learn(backend):
     neighbors = pytest.importorskip("sklearn.neighbors")
