@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from pathlib import Path
 
@@ -220,6 +220,8 @@ def measured(parts: dict[str, Cases], options: argparse.Namespace) -> list[Row]:
     print(line(HEADER), flush=True)
     for cases in parts.values():
         for case in cases(device, options.quick):
+            if options.quick:  # sizes at which a ratio means nothing
+                case = replace(case, at_least=None)
             for threads in options.threads:
                 rows.append(compared(case, threads, device))
                 print(line(rows[-1].cells()), flush=True)
