@@ -45,7 +45,9 @@ def fused_loss(
     learns = student.learns and torch.is_grad_enabled()
     learns &= student.vectors.requires_grad or layer.weight_v.requires_grad
     scale = FP16_SCALE if dtype == torch.float16 else 1.0
-    gradient, slope = Gradient(z, w, layer, scratch), gain_of(layer) / temperature
+    norms = norms_of(layer)
+    gradient = Gradient(z, w, layer, norms, scratch)
+    slope = layer.weight_g.detach().flatten() / norms / temperature
     compare = Comparison(pairs, slope, scale / (temperature * pairs.count), scratch, gradient.rescale)
     loss = slope.new_zeros(())
     held = HELD_ON_CPU if z.device.type == "cpu" else HELD
@@ -74,13 +76,15 @@ def logits_of(vectors: Tensor, weight: Tensor, scratch: Scratch, name: str) -> T
 class Gradient:
     """Gathers what bottleneck vectors z, (V, B, E), and the last layer get from the slopes for the logits.
 
-    `rescale`, (K,), makes slopes for z v^T of them: g_k / |v_k|, or 1 / |v_k| where g is learned too.
+    `rescale`, (K,), makes slopes for z v^T of them: g_k / |v_k|, or 1 / |v_k| where g is learned too. `norms`
+    are |v_k|, (K,).
     """
 
-    def __init__(self, z: Tensor, w: Tensor, layer: PrototypeLayer, scratch: Scratch) -> None:
-        self._z, self._w, self._layer, self._scratch = z, w, layer, scratch
-        self._learned_gain = layer.weight_g.detach() if layer.weight_g.requires_grad else None
-        self.rescale = gain_of(layer) if self._learned_gain is None else norms_of(layer).reciprocal()
+    def __init__(self, z: Tensor, w: Tensor, layer: PrototypeLayer, norms: Tensor, scratch: Scratch) -> None:
+        self._z, self._w, self._layer, self._norms, self._scratch = z, w, layer, norms, scratch
+        gain = layer.weight_g.detach()
+        self._learned_gain = gain if layer.weight_g.requires_grad else None
+        self.rescale = gain.flatten() / norms if self._learned_gain is None else norms.reciprocal()
         self._of_z: Tensor = torch.empty(0)
         self._of_w: Tensor = torch.empty(0)
 
@@ -105,7 +109,7 @@ class Gradient:
         """The gradients, and what they are for."""
         v, g, along = self._layer.weight_v, self._layer.weight_g, torch.empty_like(self.rescale)[:, None]
         rows = ROWS_ON_CPU if v.device.type == "cpu" else len(v)
-        squares = norms_of(self._layer).square()[:, None]
+        squares = self._norms.square()[:, None]
         parts = (x.split(rows) for x in (self._of_w, v, squares, g, along))
         for a, v_part, square, g_part, sums in zip(*parts, strict=True):
             products = torch.mul(a, v_part, out=self._scratch("products", a.shape, a))
