@@ -89,7 +89,7 @@ def main(argv: list[str]) -> None:
         one.backbone.cpu()
         first = found.images if first is None else first
         if one is not trained[0]:
-            shared.append(overlaps(first, found.images, settings.k, config.knn.backend))
+            shared.append(overlaps(first, found.images, settings.k, configs[0].knn.backend))
     assert first is not None
     if accelerator.is_main_process:
         tell(out, settings, trained, judges[0], len(first.indices), values, shared)

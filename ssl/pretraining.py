@@ -146,13 +146,13 @@ class Judges:
         if self.unlabelled is not None:
             logger.info(self.unlabelled.said())
 
-    def judge(self, backbone: Backbone) -> dict[str, float]:
-        """All numbers of a backbone by name."""
+    def judge(self, backbone: Backbone, only_compared: bool) -> dict[str, float]:
+        """All numbers of a backbone by name, or only those for what the next time compares with."""
         found: dict[str, float] = {}
         with running_out_explained(self._config, IN_EVALUATION), compiling.eagerly(self._config):
             backbone = sharding.whole_backbone(backbone, self._config)
             autocast = processes.autocast_dtype(self._accelerator)
-            for judge in (self.knn, self.unlabelled):
+            for judge in (None if only_compared else self.knn, self.unlabelled):
                 if judge is not None:
                     found |= judge.judge(backbone, self._accelerator.device, autocast)
         return found

@@ -60,9 +60,8 @@ CASES = {
     "bf16": (replace(IN_BF16, optim=schema.Optim("sgd", clip=0.05)),) * 2,
     "fused bf16": (IN_BF16, IN_BF16),
 }
-AS_IN_PARTS = (
-    "bf16"  # the case whose run in DDP leaves no last layer to the loss, which rounds logits otherwise
-)
+# The case whose run in DDP leaves no last layer to the loss, which rounds logits otherwise.
+AS_IN_PARTS = "bf16"
 
 
 def images(step: int, micro: int, process: int, config: Config) -> Batch:

@@ -24,13 +24,14 @@ from nestling.ssl.schedules import Schedules, StepValues
 
 logger = logging.getLogger("nestling")
 
-Judge = Callable[[Backbone], Mapping[str, float]]
+Judge = Callable[[Backbone, bool], Mapping[str, float]]
 
 
 class Journal:
     """Keeps the metrics of a run and does what is due after a step.
 
-    `judge` gives the accuracies of a backbone by name, the one that decides first, and what else is found.
+    `judge` gives the accuracies of a backbone by name, the one that decides first, and what else is found;
+    or, told so, only does what the next judgement compares with.
     """
 
     def __init__(
@@ -138,8 +139,8 @@ class Journal:
     def _make_up(self, finished: int) -> None:
         """Do what is still due after the step that a run goes on from.
 
-        That is its judgement, where a stop or a kill left that out, and the end of its epoch, where no step
-        of the batch fits into that any more.
+        That is its judgement, where a stop or a kill left that out, what the next one compares with, where
+        its own was after the checkpoint, and the end of its epoch, where no step of the batch fits into that.
         """
         record = self.run.logged_at(finished)
         self.run.remember(deciding(record))  # its checkpoint, saved before it was judged, doesn't know
@@ -153,7 +154,8 @@ class Journal:
         if due and self.judge is not None:
             self._judge(finished, record)
         elif self.judge is not None and finished < self.schedules.num_steps and is_watched(record):
-            self.judge(self.method.teacher.backbone)  # for what it keeps: the checkpoint is older than that
+            logger.info(f"looking at the features after step {finished} again, for the next to be compared")
+            self.judge(self.method.teacher.backbone, True)
 
     def _judge(self, finished: int, record: Mapping[str, Any]) -> None:
         found = self._judged(finished)
@@ -195,7 +197,7 @@ class Journal:
         """What is found of the teacher's backbone after `finished` steps: k-NN, or what needs no labels."""
         if self.judge is None:
             return {}
-        accuracies = dict(self.judge(self.method.teacher.backbone))
+        accuracies = dict(self.judge(self.method.teacher.backbone, False))
         name, value = next(iter(accuracies.items()))
         (self._progress.knn if is_accuracy(name) else self._progress.rankme)(value)
         logger.info(

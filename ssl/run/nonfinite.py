@@ -132,9 +132,11 @@ class NonFiniteSteps:
         return True
 
     def _stop(self, step: int, told: str) -> NoReturn:
-        """Put the state before `step` aside, and end the run."""
+        """Put the state before `step` aside, unless that is broken already, and end the run."""
         folder, lr = self._run.path / directory.ASIDE, self._schedules.at(step).lr
-        is_aside = self._run.put_aside(step, self._method, self._optimizer)
+        is_aside = not has_broken_weights(self._method) and self._run.put_aside(
+            step, self._method, self._optimizer
+        )
         aside = f"{printable(folder)} holds the state before it. " if is_aside else ""
         again = "" if self._in_a_row == 1 else f", as in {self._in_a_row} steps in a row"
         raise UserError(

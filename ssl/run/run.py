@@ -142,8 +142,8 @@ class Run:
         Raises:
             UserError: on every process alike, where the log can't be written.
         """
-        if step == self._saved_step:
-            self.remember(knn)
+        if step == self._saved_step and self._is_best(knn) and self.is_main:
+            self._writer.point_best_at(step)
         with failing_together():
             if self._log is not None:
                 self._log.complete({"step": step, **record, **found})
@@ -151,14 +151,19 @@ class Run:
             self.accelerator.log(dict(found), step=step)
 
     def remember(self, knn: float | None) -> None:
-        """Take note of the accuracy of the step that was saved last: the best so far moves `best`.
+        """Take note of the accuracy of the step that the run goes on from.
 
-        A run that goes on does so again, as a kill may have come between the log's line and the pointer.
+        If it is the best, `best` points at it again, as a kill may have come between the log's line and that;
+        no checkpoint is dropped before the next one is saved.
         """
-        if knn is not None and (self.best is None or knn >= self.best):
-            self.best = knn
-            if self.is_main:
-                self._writer.point_best_at(self._saved_step)
+        if self._is_best(knn) and self.is_main:
+            self._writer.point_best_at(self._saved_step, drops_old=False)
+
+    def _is_best(self, knn: float | None) -> bool:
+        """Whether an accuracy is the best so far, which it then is."""
+        is_best = knn is not None and (self.best is None or knn >= self.best)
+        self.best = knn if is_best else self.best
+        return is_best
 
     def _keeps(self, epoch: int, step: int) -> bool:
         """Whether the checkpoint of `step` is the first since `epoch` that is to be kept for good."""

@@ -26,7 +26,7 @@ TIME_IS_UP = 75  # "temporary failure, try again" of sysexits.h: neither finishe
 # Who hands on what the process has got already, as one of a group: one request, not two.
 REPEATERS = ("TORCHELASTIC_RUN_ID", "SLURM_STEP_ID")  # torchrun, srun
 ECHO_SECONDS = 2.0  # of theirs
-DOUBLED_SECONDS = 0.1  # of anyone else, such as `timeout`, who signals a process and then its group
+DOUBLED_SECONDS = 0.5  # of anyone else, such as `timeout`, who signals a process and then its group
 AGREEMENT_SECONDS = 20.0  # torchrun kills 30 s after its signal
 
 

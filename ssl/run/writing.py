@@ -44,12 +44,12 @@ class CheckpointWriter:
         own = checkpoint if is_copy else checkpoint.copied()
         self._begin(lambda: self._save(own))
 
-    def point_best_at(self, step: int) -> None:
+    def point_best_at(self, step: int, drops_old: bool = True) -> None:
         """Let `best` name the checkpoint of `step` as soon as that is saved; then the old best may go.
 
         Returns at once. Where the checkpoint can't be saved, `best` stays.
         """
-        self._begin(lambda: self._point_best_at(step))
+        self._begin(lambda: self._point_best_at(step, drops_old))
 
     def wait(self) -> None:
         """Return when nothing is being saved any more.
@@ -61,7 +61,7 @@ class CheckpointWriter:
         self.check()
 
     def check(self) -> None:
-        """Return at once, whether or not something is being saved.
+        """Return at once, whether or not something is being saved; after a failure, when it has ended.
 
         Raises:
             UserError: the last checkpoint could not be saved, or `best` not be moved to it.
@@ -110,13 +110,12 @@ class CheckpointWriter:
         final = self._tried(*what, lambda: checkpoints.write(checkpoint, self._run))
         self._tried(*what, lambda: checkpoints.settle(self._run, final, self._keep_last, is_best=False))
 
-    def _point_best_at(self, step: int) -> None:
+    def _point_best_at(self, step: int, drops_old: bool) -> None:
         final = checkpoints.folder_of(self._run, step)
-        self._tried(
-            "the pointer to the best checkpoint",
-            len(final.name),
-            lambda: checkpoints.settle(self._run, final, self._keep_last, is_best=True),
-        )
+        what = "the pointer to the best checkpoint", len(final.name)
+        self._tried(*what, lambda: checkpoints.point(self._run, checkpoints.BEST, final))
+        if drops_old:
+            self._tried(*what, lambda: checkpoints.rotate(self._run, self._keep_last))
 
     def _tried(self, what: str, num_bytes: int, action: Callable[[], Result]) -> Result:
         """Do it, where the disk is full again and again if so configured."""

@@ -176,7 +176,7 @@ def test_a_documented_comparison_writes_what_it_prints(command, folder, another)
 @pytest.mark.slow
 @pytest.mark.parametrize("command", once(EXPORT))
 def test_a_documented_export_writes_a_folder_that_was_compared(command, tmp_path):
-    """Of a ViT, which every target takes; nothing but the recipe's own lines is said, warnings included."""
+    """Of a ViT, which every target takes; Python says the recipe's own lines alone, no warnings."""
     run = write_run(tmp_path / "run", "vit")
     printed = run_here(placed(command, tmp_path))
     (file,) = run.glob("checkpoints/*/export_*/export.json")

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import resource
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from nestling.ssl.data.sources.opening import open_source
 from nestling.ssl.errors import UserError
 from nestling.ssl.evaluation.online import OnlineKnn
 from nestling.ssl.evaluation.resolution import judge as judging
+from nestling.ssl.run import memory
 from nestling.ssl.run.loading import load_backbone
 
 QUICK = ["timing.batch_size=2", "timing.repeats=1"]
@@ -100,7 +102,6 @@ def test_several_networks_are_compared_on_the_images_of_the_first(run, vit, tmp_
     [
         (["RUN", "sizes=[large]"], r"sizes: large is no size"),
         (["RUN", "sizes=[]"], r"sizes=\[\]"),
-        (["RUN", "sizes=99992"], r"^memory ran out.*: give knn\.batch_size=64, smaller images or a smaller"),
         (
             ["RUN", "sizes=16", "timing.batch_size=999999999"],
             r"^timing\.batch_size=999999999 images of 16 pixels",
@@ -114,6 +115,16 @@ def test_several_networks_are_compared_on_the_images_of_the_first(run, vit, tmp_
 def test_a_mistake_is_one_sentence(run, arguments, message):
     with pytest.raises(UserError, match=message):
         main([argument.replace("RUN", str(run)) for argument in arguments])
+
+
+def test_memory_that_runs_out_is_one_sentence(run):
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (memory.status("VmSize") + 4 * 2**30, hard))
+    try:
+        with pytest.raises(UserError, match=r"^memory ran out.*: give knn\.batch_size=64, smaller images or"):
+            main([str(run), "sizes=99992"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def test_features_that_are_not_finite_are_named_by_their_images(run, tmp_path):

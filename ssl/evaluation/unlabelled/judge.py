@@ -123,8 +123,9 @@ class UnlabelledJudge:
                 for pooling, now in nearest_images(images, NEIGHBOURS, self.settings.backend).items():
                     before = self.kept.get(f"neighbours/{pooling}")
                     share = None if before is None else overlap_of(before, now)
-                    if share is not None:
-                        values[f"features/overlap/{pooling}_k{now.shape[1] - 1}"] = share
+                    if before is not None and share is not None:
+                        k = min(before.shape[1], now.shape[1]) - 1
+                        values[f"features/overlap/{pooling}_k{k}"] = share
                     self.kept[f"neighbours/{pooling}"] = now
         return everyones([values])[0]  # the main process comes first
 

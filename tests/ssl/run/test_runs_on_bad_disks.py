@@ -117,7 +117,9 @@ def test_training_goes_on_while_the_best_checkpoint_waits_for_room(tmp_path, mon
         room.start()
         pretrained(settings)
         room.join()
-    assert seen[-1] == (5, 0)
+    step, saved = seen[-1]
+    assert step >= 5
+    assert saved == 0
     judged = read(out / "log.jsonl")[3::3]
     best = max(judged, key=lambda record: (record["knn/cls/top1_k3"], record["step"]))
     assert checkpoints.pointed(out, checkpoints.BEST).name == f"step_{best['step']:08d}"

@@ -127,7 +127,7 @@ def test_a_second_signal_ends_a_stuck_process_and_its_loaders_at_once():
         os.kill(worker, signal.SIGTERM)  # loaders never see it
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGTERM)  # as `timeout` does, to the process and to its group
-        time.sleep(0.4)
+        time.sleep(0.8)
         assert process.poll() is None
         assert is_alive(worker)
         start = time.monotonic()
