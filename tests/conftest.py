@@ -7,8 +7,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # sums in one order, and no fight
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import logging
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -59,10 +60,11 @@ def fresh_logger() -> None:
     logger.setLevel(logging.NOTSET)
 
 
-@pytest.fixture
-def fresh_accelerate() -> Iterator[None]:
-    """accelerate as a process finds it at its start: it would remember this run in the next."""
-    yield
+@pytest.fixture(autouse=True)
+def fresh_accelerate() -> None:
+    """accelerate as a process finds it at its start: it remembers the run of an earlier test."""
+    if "accelerate.state" not in sys.modules:
+        return
     from accelerate.state import AcceleratorState, GradientState, PartialState
 
     AcceleratorState._reset_state(True)

@@ -253,9 +253,7 @@ def test_knn_rises_while_a_small_xcit_trains_for_real(tmp_path):
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_recipe_runs_with_its_model_shrunk_by_overrides_alone(
-    name, image_folder, tmp_path, fresh_accelerate
-):
+def test_a_published_recipe_runs_with_its_model_shrunk_by_overrides_alone(name, image_folder, tmp_path):
     data, run = image_folder(classes=2, per_class=8, size=64), tmp_path / "run"
     recipe = import_module(f"nestling.recipes.dino_{name.split('_')[1]}")
     recipe.main(

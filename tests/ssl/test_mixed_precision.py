@@ -1,7 +1,5 @@
 """Half precision: what stays in fp32, how far it strays, and a step that overflowing gradients skip."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from accelerate import Accelerator
@@ -26,12 +24,6 @@ VALUES = StepValues(
     last_layer_frozen=False,
     backbone_frozen=False,
 )
-
-
-@pytest.fixture(autouse=True)
-def fresh_accelerate() -> Iterator[None]:
-    with left_as_found():
-        yield
 
 
 def tiny(**changes) -> Config:

@@ -18,8 +18,6 @@ from nestling.ssl.run import checkpoints
 from nestling.ssl.run.changes import composition, continued, facts, refuse_foreign
 from nestling.ssl.run.log import read
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerate")
-
 
 def config(data: Path, out: Path, batch_size: int, **train: object) -> Config:
     return Config(
