@@ -9,7 +9,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import logging
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -70,3 +70,12 @@ def fresh_accelerate() -> None:
     AcceleratorState._reset_state(True)
     PartialState._reset_state()
     GradientState._reset_state()
+
+
+@pytest.fixture
+def own_backbones() -> Iterator[None]:
+    """`two_layers` and `witness` of small_runs.py, by name."""
+    from small_runs import registered
+
+    with registered():
+        yield

@@ -1,116 +1,13 @@
-"""What must hold for XCiT whatever its weights."""
+"""What must hold for XCiT whatever its weights; copies and state dicts are test_contract.py's."""
 
 import copy
-import pickle
 
 import pytest
 import torch
+from tiny_xcit import tiny
 from torch import nn
 
 from nestling import backbones
-from nestling.backbones.class_attention import ClassAttention
-from nestling.backbones.xcit import LPI, XCA
-
-
-def tiny(**options):
-    torch.manual_seed(0)
-    sizes = {"embed_dim": 32, "depth": 3, "num_heads": 4, "layer_scale": 0.5}
-    return backbones.create("xcit_nano_12_p4", **{**sizes, **options})
-
-
-def xca_as_written(layer: XCA, x: torch.Tensor) -> torch.Tensor:
-    """Equation 3, one image and one head after the other."""
-    images = []
-    for tokens in x:
-        q, k, v = layer.qkv(tokens).chunk(3, dim=-1)  # each N C
-        width = q.shape[1] // layer.num_heads
-        heads = []
-        for head in range(layer.num_heads):
-            own = slice(head * width, (head + 1) * width)
-            q_hat, k_hat = (y[:, own] / y[:, own].norm(dim=0, keepdim=True) for y in (q, k))
-            mixing = torch.softmax(layer.temperature[head] * k_hat.T @ q_hat, dim=0)
-            heads.append(v[:, own] @ mixing)
-        images.append(layer.proj(torch.cat(heads, dim=-1)))
-    return torch.stack(images)
-
-
-def test_xca_equals_its_equation():
-    torch.manual_seed(0)
-    layer = XCA(24, 3).double()
-    with torch.no_grad():
-        layer.temperature.copy_(torch.tensor([0.5, 2.0, 9.0])[:, None, None])
-    x = torch.randn(2, 7, 24).double()
-    torch.testing.assert_close(layer(x), xca_as_written(layer, x), rtol=0, atol=1e-12)
-
-
-@torch.no_grad()
-def test_heads_of_xca_are_block_diagonal():
-    torch.manual_seed(0)
-    layer = XCA(24, 3)
-    layer.proj = nn.Identity()
-    x = torch.randn(1, 7, 24)
-    before = layer(x).unflatten(-1, (3, 8))
-    layer.qkv.weight.view(3, 3, 8, 24)[:, 1] += 1.0  # query, key and value of the second head
-    after = layer(x).unflatten(-1, (3, 8))
-    assert torch.equal(before[:, :, [0, 2]], after[:, :, [0, 2]])
-    assert not torch.allclose(before[:, :, 1], after[:, :, 1])
-
-
-def test_xca_of_queries_that_are_all_zero_is_finite_with_finite_gradients():
-    layer = XCA(8, 2)
-    nn.init.zeros_(layer.qkv.bias)
-    layer(torch.zeros(2, 5, 8)).sum().backward()
-    assert all(p.grad is None or p.grad.isfinite().all() for p in layer.parameters())
-
-
-def test_xca_keeps_half_precision_in_range():
-    layer = XCA(16, 2).half()
-    with torch.no_grad():
-        layer.qkv.weight.fill_(0.5)
-    assert layer(torch.full((1, 4096, 16), 4.0).half()).isfinite().all()  # raw q k^T would be 4e6
-
-
-@torch.no_grad()
-def test_lpi_reaches_two_patches_and_only_within_its_channel():
-    torch.manual_seed(0)
-    layer = LPI(4).eval()
-    x = torch.randn(1, 63, 4)
-    moved = x.clone()
-    moved[0, 3 * 9 + 4, 2] += 1.0  # row 3, column 4 of a 7 x 9 grid
-    change = (layer(moved, (7, 9)) - layer(x, (7, 9))).abs().view(7, 9, 4) > 1e-7
-    expected = torch.zeros(7, 9, 4, dtype=torch.bool)
-    expected[1:6, 2:7, 2] = True
-    assert torch.equal(change, expected)
-
-
-@torch.no_grad()
-def test_attention_maps_are_what_the_class_token_averages_with():
-    torch.manual_seed(0)
-    layer = ClassAttention(24, 3).double()
-    tokens = torch.randn(2, 8, 24).double()
-    q, k, v = layer.qkv(tokens).unflatten(-1, (3, 3, 8)).unbind(2)  # each B 1+N H D
-    weights = torch.softmax(torch.einsum("bhd,bnhd->bhn", q[:, 0], k) / 8**0.5, dim=-1)
-    torch.testing.assert_close(layer.attention(tokens), weights)
-    expected = layer.proj(torch.einsum("bhn,bnhd->bhd", weights, v).flatten(1))
-    torch.testing.assert_close(layer(tokens).squeeze(1), expected)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("cls_depth", [1, 2, 3])
-def test_attention_over_patches_sums_to_less_than_one_and_is_the_last_layers(cls_depth):
-    model = tiny(cls_depth=cls_depth).eval()
-    seen = []
-    model.cls_attn_blocks[-1].attn.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    images = torch.randn(2, 3, 20, 28)
-    maps = model.attention(images)
-    model(images)
-    assert maps.shape == (2, 4, 5, 7)
-    share = maps.sum((-2, -1))
-    assert (share > 0).all()
-    assert (share < 1).all()
-    expected = model.cls_attn_blocks[-1].attn.attention(seen[-1])
-    torch.testing.assert_close(maps.flatten(2), expected[..., 1:])
-    torch.testing.assert_close(share + expected[..., 0], torch.ones_like(share))
 
 
 @pytest.mark.parametrize("stem", ["conv", "linear"])
@@ -205,67 +102,6 @@ def test_the_rate_of_drop_path_is_the_same_in_all_blocks():
     assert {block.drop_path.rate for block in tiny(drop_path=0.1).blocks} == {0.1}
 
 
-@torch.no_grad()
-def test_a_masked_patch_shows_nothing_of_its_own_embedding():
-    model = tiny(mask_token=True, stem="linear").eval()
-    model.mask_token.normal_()
-    images, mask = torch.randn(2, 3, 8, 12), torch.zeros(2, 2, 3, dtype=torch.bool)
-    mask[0, 1, 2] = True
-    changed = images.clone()
-    changed[0, :, 4:, 8:] = 7.0  # the pixels of that patch
-    assert torch.equal(model(images, mask).patches, model(changed, mask).patches)
-    plain, masked = model(images).patches, model(images, mask).patches
-    torch.testing.assert_close(plain[1], masked[1])
-    assert not torch.allclose(plain[0], masked[0])
-
-
-def test_the_mask_token_learns_and_exists_on_request_only():
-    images, mask = torch.randn(2, 3, 8, 8), torch.ones(2, 2, 2, dtype=torch.bool)
-    model = tiny(mask_token=True)
-    model(images, mask).patches.square().sum().backward()
-    assert model.mask_token.grad.abs().sum() > 0
-    assert "mask_token" not in tiny().state_dict()
-    with pytest.raises(ValueError, match="mask_token=True"):
-        tiny()(images, mask)
-
-
-@pytest.mark.parametrize(
-    "mask", [torch.ones(2, 2, 2), torch.ones(2, 4, dtype=torch.bool), torch.ones(1, 2, 2, dtype=torch.bool)]
-)
-def test_a_mask_of_another_shape_or_type_is_refused(mask):
-    with pytest.raises(ValueError, match=r"torch.bool of shape \(2, 2, 2\)"):
-        tiny(mask_token=True)(torch.randn(2, 3, 8, 8), mask)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("learned", [False, True])
-@pytest.mark.parametrize("size", [(64, 96), (97, 131), (16, 16)])
-@pytest.mark.parametrize("patch", [4, 8, 16])
-def test_the_pyramid_has_strides_4_8_16_and_32(patch, size, learned):
-    model = tiny(patch=patch, pyramid=learned).eval()
-    levels = model.pyramid(torch.randn(1, 3, *size))
-    expected = [(1, 32, -(-size[0] // stride), -(-size[1] // stride)) for stride in (4, 8, 16, 32)]
-    assert [tuple(level.shape) for level in levels] == expected
-
-
-def test_the_pyramid_is_read_after_a_third_half_two_thirds_and_all_of_the_blocks():
-    model = tiny(patch=4, depth=12).eval()
-    outputs = []
-    for block in model.blocks:
-        block.register_forward_hook(lambda _, __, output: outputs.append(output))
-    finest, *_, coarsest = model.pyramid(torch.randn(1, 3, 32, 32))
-    torch.testing.assert_close(finest.flatten(2).mT, outputs[3])
-    torch.testing.assert_close(
-        coarsest, nn.functional.max_pool2d(outputs[11].mT.unflatten(2, (8, 8)), 8), msg="the last block"
-    )
-
-
-def test_learned_pyramid_layers_carry_the_published_names_and_exist_on_request_only():
-    added = tiny(patch=16, pyramid=True).state_dict().keys() - tiny(patch=16).state_dict().keys()
-    prefixes = {key.rpartition(".")[0] for key in added}
-    assert prefixes == {"fpn1.0", "fpn1.1", "fpn1.3", "fpn2.0"}
-
-
 def test_weight_decay_spares_tokens_layer_scales_and_temperatures_by_exact_name():
     model = tiny(mask_token=True, depth=2)
     spared = model.no_weight_decay()
@@ -274,26 +110,6 @@ def test_weight_decay_spares_tokens_layer_scales_and_temperatures_by_exact_name(
     assert "cls_attn_blocks.1.gamma2" in spared
     decayed = [p for name, p in model.named_parameters() if p.ndim > 1 and name not in spared]
     assert all(isinstance(p, nn.Parameter) and p.ndim in (2, 4) for p in decayed)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_a_copy_gives_the_same_features_and_shares_nothing(copied):
-    model = tiny(mask_token=True, pyramid=True).eval()
-    model(torch.randn(1, 3, 8, 8))
-    twin, images = copied(model), torch.randn(1, 3, 12, 8)
-    assert torch.equal(model(images).cls, twin(images).cls)
-    twin.cls_token.zero_()
-    assert model.cls_token.abs().sum() > 0
-
-
-@torch.no_grad()
-def test_a_state_dict_round_trip_gives_the_same_features():
-    model, other, images = tiny().eval(), backbones.create("xcit_nano_12_p4", embed_dim=32, depth=3), None
-    images = torch.randn(2, 3, 12, 8)
-    assert not torch.equal(model(images).cls, other.eval()(images).cls)
-    other.load_state_dict(model.state_dict(), strict=True)
-    assert torch.equal(model(images).cls, other(images).cls)
 
 
 @pytest.mark.slow
