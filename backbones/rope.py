@@ -37,6 +37,7 @@ class AxialRope(nn.Module):
         self.shift, self.jitter, self.rescale = shift, jitter, rescale
 
     def forward(self, grid: tuple[int, int], prefix: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """The table of a grid, in fp32 at least; `prefix` tokens before the patches are not turned."""
         dtype = torch.promote_types(dtype, torch.float32)
         y, x = (2 * ((torch.arange(n, device=device, dtype=dtype) + 0.5) / n) - 1 for n in grid)
         if self.training:

@@ -19,7 +19,7 @@ def build_here(build: Callable[[], Network]) -> Network:
         return build()
     try:
         return build()
-    except (NotImplementedError, RuntimeError):
+    except (NotImplementedError, RuntimeError):  # no numbers on meta; any other fault comes again below
         with torch.device("cpu"), torch.random.fork_rng(devices=[]):
             return build().to("meta")
 

@@ -31,6 +31,11 @@ class HuggingFace(Target):
     packages = ("transformers",)
 
     def write(self, subject: Subject, folder: Path) -> dict[str, Any]:
+        """Config, preprocessing and weights under the names of transformers.
+
+        Raises:
+            UserError: transformers has no network that computes the same.
+        """
         try:
             model = to_huggingface(subject.backbone)
         except ValueError as error:
@@ -49,6 +54,7 @@ class HuggingFace(Target):
         return as_network(model.requires_grad_(False))
 
     def sizes(self, subject: Subject) -> list[Size]:
+        """Two where transformers computes the same at any size, else the one where it does."""
         backbone = subject.backbone
         if isinstance(backbone, ViT) and (side := table_side(backbone)):
             # How transformers resizes the table: antialiased in Dinov2WithRegistersModel alone.

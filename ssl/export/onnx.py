@@ -32,6 +32,11 @@ class Onnx(Target):
     packages = ("onnx", "onnxscript", "onnxruntime")
 
     def write(self, subject: Subject, folder: Path) -> dict[str, Any]:
+        """One file, which takes what the module says.
+
+        Raises:
+            UserError: a package is missing, or the weights are more than an ONNX file holds.
+        """
         try:
             import onnx
             import onnxscript  # noqa: F401  (torch's exporter is written in it)
@@ -67,6 +72,7 @@ class Onnx(Target):
         return {"opset": OPSET, **sides(subject)}
 
     def read(self, subject: Subject, folder: Path) -> Network:
+        """By onnxruntime on the CPU, with as many threads as torch has."""
         import onnxruntime
 
         options = onnxruntime.SessionOptions()

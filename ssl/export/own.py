@@ -31,6 +31,7 @@ class Own(Target):
     tolerance = 0.0
 
     def write(self, subject: Subject, folder: Path) -> dict[str, Any]:
+        """The weights, which say how their network is built, and a page that says how to load them."""
         metadata = {"nestling": json.dumps(subject.facts())}
         save_file(tensors(subject.backbone.state_dict()), folder / "model.safetensors", metadata)
         arguments = '"path/of/this/folder"'

@@ -27,6 +27,11 @@ class Timm(Target):
     packages = ("timm",)
 
     def write(self, subject: Subject, folder: Path) -> dict[str, Any]:
+        """A folder as timm's `local-dir:` takes it.
+
+        Raises:
+            UserError: timm has no network that computes the same.
+        """
         try:
             model = to_timm(subject.backbone)
         except ValueError as error:

@@ -257,6 +257,7 @@ class _Known(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients times `slope` / scale, in their own memory. Raises as `with_gradients` says."""
         if torch.is_grad_enabled():
             raise RuntimeError("the gradient of this loss has no derivative: leave create_graph=True out")
         if ctx.gradients is None:

@@ -80,6 +80,7 @@ class TorchvisionSet(ImageSource):
         return self._files[index] if self._files is not None else f"{self.name}/{self._split}/{index}"
 
     def load(self, index: int, reduction: Reduction | None = None) -> np.ndarray:
+        """From its file where the set has one; else what the set itself decodes, which is never reduced."""
         path = self.path(index)
         if self._files is not None:
             return self._decoder.file(path, reduction)

@@ -139,6 +139,7 @@ class KnnJudge:
         self, backbone: Backbone, device: torch.device, folder: Path | None
     ) -> tuple[Vectors, Vectors]:
         def of(source: ImageSource, key: str, files: Tensor | None, folder: Path | None) -> Vectors:
+            """Those of one side, which messages call by `key`; beyond memory they go to `folder`."""
             return vectors_of(
                 backbone,
                 loader_of(source, self.config, self.size, self.ledger, *self.place),
