@@ -175,7 +175,7 @@ class Comparison:
 
 def in_fp32(logits: Tensor, scratch: Scratch, name: str) -> Tensor:
     """A copy in memory of that name."""
-    return scratch(name, logits.shape, torch.empty(0)).copy_(logits)
+    return scratch(name, logits.shape, torch.empty(0, dtype=torch.float32)).copy_(logits)
 
 
 def in_kind_of(memory: Tensor, tensor: Tensor) -> Tensor:
