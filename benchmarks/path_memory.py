@@ -10,6 +10,7 @@ sizes of the processes, less the same with ten paths. Linux only.
 import argparse
 import multiprocessing
 import os
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -90,16 +91,9 @@ def proportional_set_size(process: int, cache: str) -> int:
 
 
 def in_own_process(way: str, start: str, key: str, cache: str, workers: int) -> float:
-    """`measure` in a process forked from this one, which has imported everything."""
-    found, sender = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("fork").Process(
-        target=lambda: sender.send(measure(way, start, key, cache, workers))
-    )
-    process.start()
-    sender.close()  # so that a process that fails is not waited for
-    megabytes: float = found.recv()
-    process.join()
-    return megabytes
+    """`measure` in a fresh process."""
+    command = [sys.executable, __file__, "--measure", way, start, key, cache, "--workers", str(workers)]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def main() -> None:
@@ -108,7 +102,12 @@ def main() -> None:
     parser.add_argument("--paths", type=int, default=3_000_000)
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--start", nargs="+", default=["fork", "spawn"], choices=["fork", "spawn"])
+    parser.add_argument("--measure", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.measure:
+        way, start, key, cache = options.measure
+        print(measure(way, start, key, cache, options.workers))
+        return
     print(f"{options.paths} paths, {options.workers} loader processes and their parent; MB in all")
     print(f"{'start':8}" + "".join(f"{way:>10}" for way in WAYS))
     costs = []
