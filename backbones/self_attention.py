@@ -30,7 +30,10 @@ class Attention(nn.Module):
     def query_key_value(self, x: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Shape: returns three of (B, H, T, D)."""
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)  # 3 B H T D
-        q, k = (qkv[:2] if rope is None else rotate(qkv[:2], rope)).unbind()
+        if rope is None:
+            q, k, v = qkv.unbind()  # whose gradients become one tensor in one copy
+            return q, k, v
+        q, k = rotate(qkv[:2], rope).unbind()
         return q, k, qkv[2]
 
     def forward(self, x: Tensor, rope: Tensor | None = None, only_cls: bool = False) -> Tensor:

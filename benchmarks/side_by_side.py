@@ -6,7 +6,6 @@ finished, and CPU time is what the host spent.
 """
 
 import argparse
-import ctypes
 import gc
 import json
 import platform
@@ -21,13 +20,17 @@ from pathlib import Path
 
 import torch
 
+from nestling.ssl import allocator
 from nestling.ssl.distributed import usable_cpus
 from nestling.ssl.run import memory
 from nestling.ssl.run.directory import processor
 
 HEADER = ("part", "peer", "threads", "ours, ms", "peer, ms", "CPU ratio", "wall ratio", "memory", "asked")
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt
 WIDTHS = (46, 34, 7, 18, 18, 9, 10, 10, 12)
+
+
+def nothing() -> None:
+    pass
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,8 @@ class Case:
     """What is compared: `check` raises where the two don't compute the same.
 
     `at_least` is the ratio of peer to ours that is asked for, `most_memory` the largest share of the peer's
-    extra peak memory; with it, memory is measured too.
+    extra peak memory; with it, memory is measured too. `before_ours` and `before_theirs` are called before
+    each turn and not timed.
     """
 
     part: str
@@ -47,6 +51,8 @@ class Case:
     most_memory: float | None = None
     rounds: int = 15
     warm_up: bool = True
+    before_ours: Callable[[], object] = nothing
+    before_theirs: Callable[[], object] = nothing
 
 
 Cases = Callable[[torch.device, bool], Iterator[Case]]  # (device, whether to be small and quick)
@@ -117,9 +123,11 @@ def compared(case: Case, threads: int, device: torch.device) -> Row:
     case.check()
     share = memory_share(case, device) if case.most_memory is not None else None
     calls = {"ours": case.ours, "theirs": case.theirs}
+    before = {"ours": case.before_ours, "theirs": case.before_theirs}
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
     for number in range(-case.warm_up, case.rounds):  # round -1 is warm-up
         for name in sorted(calls, reverse=number % 2 == 1):
+            before[name]()
             took = timed(calls[name], device)
             if number >= 0:
                 times[name].append(took)
@@ -166,7 +174,7 @@ def extra_memory(call: Callable[[], object], device: torch.device) -> int | None
     if sys.platform != "linux":
         return None
     with returned_at_once():
-        memory.give_back()
+        allocator.give_back()
         memory.forget_peak()
         before = memory.status("VmRSS")
         call()
@@ -178,16 +186,11 @@ def returned_at_once() -> Iterator[None]:
     """Every tensor is of pages of its own, so that a peak is what was asked for.
 
     glibc's heap keeps what is let go of, for whichever call comes next, and is the larger the more it is in
-    pieces: the same call takes twice as much or half of it. Afterwards its limits are those they grow to.
+    pieces: the same call takes twice as much or half of it.
     """
-    set_limit = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's
-    limits = ((M_MMAP_THRESHOLD, 1 << 18), (M_MMAP_THRESHOLD, 32 << 20), (M_TRIM_THRESHOLD, 64 << 20))
-    if set_limit is not None:
-        set_limit(*limits[0])
+    allocator.limit((allocator.MMAP_THRESHOLD, 2**18))
     yield
-    if set_limit is not None:
-        for limit in limits[1:]:
-            set_limit(*limit)
+    allocator.as_usual()
 
 
 def line(cells: Sequence[str]) -> str:

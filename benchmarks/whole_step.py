@@ -6,13 +6,16 @@ Ours is what training runs, without accelerate around it. The peer is timm's XCi
 head under torch's own weight norm, the loss by pairs of views and loops over the parameters. Both see 2 views
 of 224 and 8 of 96 pixels of 8 images, with 65,536 prototypes, in fp32, without drop path.
 
+Each runs under the allocator that its training has: ours keeps what it freed, the peer's is as glibc has it.
+Before each turn that is set, and an untimed step fills the memory anew.
+
 The second case begins with JPEGs of 500 x 375 pixels in memory, whose views the same process makes: ours by
 the training loader, the peer's by torchvision's transforms as DINO composes them.
 """
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import timm
@@ -24,7 +27,7 @@ from timm.models.xcit import checkpoint_filter_fn
 from torch import Tensor, nn
 from views import compared, jpegs, loaded, transformed
 
-from nestling.ssl import optim
+from nestling.ssl import allocator, optim
 from nestling.ssl.config import Backbone, Config, Head
 from nestling.ssl.distillation import Network, SelfDistillation
 from nestling.ssl.schedules import StepValues
@@ -135,14 +138,10 @@ def cases(device: torch.device, quick: bool) -> Iterator[Case]:
     ]
     ours = Ours(config_of(quick), device)
     peer = Published(ours, device)
+    rounds = 2 if quick else 7
     alike = partial(check, config_of(quick), views, batch_size)
-    yield Case(
-        "whole step, XCiT-T12/16, fp32",
-        "timm, pair loss, parameter loops",
-        *(partial(ours.step, views, batch_size), partial(peer.step, views), alike),
-        at_least=1.3,
-        rounds=2 if quick else 7,
-    )
+    steps = partial(ours.step, views, batch_size), partial(peer.step, views)
+    yield case("whole step", "timm, pair loss, parameter loops", *steps, alike, rounds)
     contents = jpegs(500, 375) * (batch_size // 4)
     load, transform = loaded(contents), transformed(contents, dino_transform())
 
@@ -157,12 +156,36 @@ def cases(device: torch.device, quick: bool) -> Iterator[Case]:
         alike()
         compared(contents[:4], transform)
 
-    yield Case(
-        "whole step with its views, XCiT-T12/16, fp32",
-        "the same, torchvision v1",
-        *(from_files, published_from_files, check_both),
+    steps = from_files, published_from_files
+    yield case("whole step with its views", "the same, torchvision v1", *steps, check_both, rounds)
+
+
+def case(
+    part: str,
+    peer: str,
+    ours: Callable[[], Tensor],
+    theirs: Callable[[], Tensor],
+    check: Callable[[], object],
+    rounds: int,
+) -> Case:
+    """Each side under the allocator of its own training."""
+
+    def keeping() -> None:
+        allocator.keep_freed()
+        ours()
+
+    def as_published() -> None:
+        allocator.as_usual()
+        allocator.give_back()
+        theirs()
+
+    return Case(
+        *(f"{part}, XCiT-T12/16, fp32", peer, ours, theirs, check),
         at_least=1.3,
-        rounds=2 if quick else 7,
+        rounds=rounds,
+        warm_up=False,  # which each turn has
+        before_ours=keeping,
+        before_theirs=as_published,
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 
-from nestling.ssl import distributed, optim
+from nestling.ssl import allocator, distributed, optim
 from nestling.ssl.config import AUTO, Config
 from nestling.ssl.data.channels import channels
 from nestling.ssl.data.loader import Batch
@@ -53,7 +53,7 @@ def with_batch_size(config: Config, accelerator: Accelerator, num_images: int) -
             refuse_taken(config)  # before the memory of the run that holds it is tried
     found, where = _tried(single, accelerator, most)
     accelerator.free_memory()  # which forgets the networks that steps were tried with
-    memory.give_back()
+    allocator.give_back()
     if not found:
         raise UserError(
             f"train.batch_size=auto: not even one image fits ({where}): {memory.advice_in_training(single)}"

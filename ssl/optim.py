@@ -10,6 +10,8 @@ from nestling.ssl.distillation import Network
 from nestling.ssl.distributed import is_sharded, local, summed
 from nestling.ssl.schedules import StepValues
 
+PARTS, LARGE = 16, 2**17  # of a gradient, and from how many numbers on
+
 
 def is_spared(name: str, parameter: Tensor, listed: set[str]) -> bool:
     """Whether weight decay leaves a parameter alone: biases and norms by shape, the rest by name."""
@@ -65,10 +67,22 @@ def gradient_norms(parameters: Iterable[Tensor]) -> tuple[list[Tensor], Tensor]:
     """All P gradients, or this process's parts of them, and the norm of each as a whole, (P,)."""
     found = [parameter.grad for parameter in parameters if parameter.grad is not None]
     gradients = [local(gradient) for gradient in found]
-    norms = torch.stack(torch._foreach_norm(gradients))
+    norms = torch.stack(torch._foreach_norm([of_same_norm(gradient) for gradient in gradients]))
     if any(map(is_sharded, found)):  # then all are
         norms = summed(norms.square()).sqrt()
     return gradients, norms
+
+
+def of_same_norm(gradient: Tensor) -> Tensor:
+    """The gradient; of a large one on the CPU the norms of its parts, (PARTS,).
+
+    torch gives a single norm to one thread, several to all of them. The parts are the same for all numbers
+    of threads, and so is the sum.
+    """
+    large = gradient.numel() >= LARGE and gradient.numel() % PARTS == 0
+    if gradient.device.type != "cpu" or not large or not gradient.is_contiguous():
+        return gradient
+    return torch.linalg.vector_norm(gradient.view(PARTS, -1), dim=1)
 
 
 @torch.no_grad()

@@ -72,6 +72,15 @@ def fresh_accelerate() -> None:
     GradientState._reset_state()
 
 
+@pytest.fixture(autouse=True)
+def fresh_allocator() -> None:
+    """glibc as a process finds it: a run of an earlier test in this one made it keep what is freed."""
+    if "nestling.ssl.allocator" in sys.modules:
+        from nestling.ssl import allocator
+
+        allocator.as_usual()
+
+
 @pytest.fixture
 def own_backbones() -> Iterator[None]:
     """`two_layers` and `witness` of small_runs.py, by name."""

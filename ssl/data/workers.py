@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
+from nestling.ssl import allocator
 from nestling.ssl.distributed import computes_on_cpu, is_distributed, processes_here, usable_cpus
 from nestling.ssl.errors import UserError
 
@@ -184,4 +185,5 @@ def _as_is(batch: Any) -> Any:
 
 
 def _start_worker(worker: int) -> None:
+    allocator.as_usual()  # a fork has what its parent set; here a large image comes once and goes
     torch.set_num_threads(1)

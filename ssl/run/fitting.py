@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from nestling.ssl import allocator
 from nestling.ssl.errors import UserError
 from nestling.ssl.run import memory
 from nestling.ssl.run.disk import size
@@ -65,7 +66,7 @@ def taken(step: Step, batch_size: int) -> bool:
             raise
     else:
         return True
-    memory.give_back()  # only here, where the error no longer holds the frames with their tensors
+    allocator.give_back()  # only here, where the error no longer holds the frames with their tensors
     return False
 
 
@@ -126,7 +127,7 @@ class OnCpu:
             follows = batch_size == 2 * peaks[-1][0]
             if self._is_telling() or not follows or self.foretold(batch_size) > self.limit:
                 return self.foretold(batch_size) <= self.limit
-        memory.give_back()
+        allocator.give_back()
         memory.forget_peak()
         if not taken(self.step, batch_size):
             return False

@@ -1,10 +1,7 @@
 """Memory: how much this process may still take, and what to lower where it ran out."""
 
-import ctypes
 import errno
-import gc
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -183,15 +180,6 @@ def cgroup_rooms(root: Path, mine: str, limit: str, use: str, cached: str) -> li
             if most.isdigit():  # else "max"
                 rooms.append(int(most) - used + (int(files[1]) if files else 0))
     return rooms
-
-
-def give_back() -> None:
-    """Hand what was freed back to the system and the device, which allocators keep for next time."""
-    gc.collect()
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
-    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):  # glibc
-        library.malloc_trim(0)
 
 
 def status(name: str) -> int:

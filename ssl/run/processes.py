@@ -21,6 +21,7 @@ from accelerate.utils import (
 )
 from torch import nn
 
+from nestling.ssl import allocator
 from nestling.ssl.config import Config
 from nestling.ssl.distributed import (
     computes_on_cpu,
@@ -88,6 +89,8 @@ def start(config: Config) -> Accelerator:
 def join(handlers: Sequence[KwargsHandler] = (), **settings: Any) -> Accelerator:
     """accelerate's view of the processes that were started, checked against the launcher's.
 
+    One that computes on a CPU keeps memory that it freed.
+
     accelerate takes several processes on CPUs for strangers unless it is told `cpu=True`: each
     would train alone.
 
@@ -104,6 +107,8 @@ def join(handlers: Sequence[KwargsHandler] = (), **settings: Any) -> Accelerator
             f"the launcher started WORLD_SIZE={started} processes, but {accelerator.num_processes} joined; "
             "start with `torchrun --nproc_per_node N` or `accelerate launch --num_processes N`"
         )
+    if accelerator.device.type == "cpu":
+        allocator.keep_freed()
     return accelerator
 
 

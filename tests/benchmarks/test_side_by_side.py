@@ -60,6 +60,21 @@ def test_both_take_turns_after_the_check_and_a_round_that_is_not_counted(harness
     assert row.memory_share is None
 
 
+def test_what_a_side_needs_before_its_turn_is_not_timed(harness, monkeypatch):
+    calls = Calls()
+
+    def timed(call, device):
+        calls.append("begin")
+        call()
+        return 1.0, 1.0
+
+    monkeypatch.setattr(harness, "timed", timed)
+    before = {f"before_{side}": lambda side=side: calls.append(f"for {side}") for side in ("ours", "theirs")}
+    harness.compared(calls.case(harness, rounds=2, warm_up=False, **before), 1, CPU)
+    turns = list(zip(calls[1::3], calls[2::3], calls[3::3], strict=True))
+    assert sorted(turns) == [("for ours", "begin", "ours")] * 2 + [("for theirs", "begin", "theirs")] * 2
+
+
 def test_what_does_not_compute_the_same_is_not_timed(harness):
     calls = Calls()
 

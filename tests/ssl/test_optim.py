@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -107,6 +108,25 @@ def test_clipping_per_parameter_is_the_plain_loop():
             parameter.grad.mul_(coefficient)
     for mine, theirs in zip(ours, loop, strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("shape", [(1024, 160), (160, 1024), (1 + 2**17,)], ids=["large", "turned", "uneven"])
+def test_norms_of_large_gradients_are_numpys_and_the_same_on_any_number_of_threads(shape):
+    parameter = nn.Parameter(torch.zeros(shape))
+    parameter.grad = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    if shape[0] == 160:
+        parameter.grad = parameter.grad.T.contiguous().T
+    threads, norms = torch.get_num_threads(), []
+    try:
+        for number in (1, 2, 3):
+            torch.set_num_threads(number)
+            norms.append(optim.gradient_norms([parameter])[1])
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(norms[0], norms[1])
+    assert torch.equal(norms[0], norms[2])
+    numpys = np.linalg.norm(parameter.grad.double().numpy())
+    np.testing.assert_allclose(norms[0].item(), numpys, rtol=1e-6)
 
 
 def test_clipping_by_global_norm_is_torchs():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from nestling.ssl import allocator
 from nestling.ssl.config import Config
 from nestling.ssl.errors import UserError
 from nestling.ssl.run import memory
@@ -107,6 +108,7 @@ def test_a_container_and_those_around_it_limit_the_room(tmp_path):
 
 
 def test_the_peak_of_what_a_process_held_is_read_and_forgotten():
+    allocator.give_back()
     memory.forget_peak()
     before = memory.status("VmHWM")
     torch.ones(100 * 2**20, dtype=torch.uint8)
