@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nestling.backbones import few_tokens
 from nestling.backbones.class_attention import class_token_values
 from nestling.backbones.layers import DropPath, LayerNorm, LayerScale, Mlp, SwiGLU
 from nestling.backbones.rope import rotate
@@ -27,20 +28,18 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.proj = nn.Linear(dim, dim)
 
-    def query_key_value(self, x: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Shape: returns three of (B, H, T, D)."""
-        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)  # 3 B H T D
-        if rope is None:
-            q, k, v = qkv.unbind()  # whose gradients become one tensor in one copy
-            return q, k, v
-        q, k = rotate(qkv[:2], rope).unbind()
-        return q, k, qkv[2]
+    def projected(self, x: Tensor) -> Tensor:
+        """Queries, keys and values. Shape: (B, T, C) -> (B, T, 3, H, D)."""
+        return self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
 
     def forward(self, x: Tensor, rope: Tensor | None = None, only_cls: bool = False) -> Tensor:
         """Of the class token alone, (B, 1, C), with `only_cls`."""
         if only_cls and rope is None:  # a rotary position turns every key, so there keys are needed
             return self.proj(class_token_values(x, self.qkv, self.num_heads))
-        q, k, v = self.query_key_value(x, rope)
+        qkv = self.projected(x)
+        if rope is None and few_tokens.takes(qkv):
+            return self.proj(few_tokens.FewTokens.apply(qkv))
+        q, k, v = by_head(qkv, rope)
         x = F.scaled_dot_product_attention(q[:, :, :1] if only_cls else q, k, v)
         return self.proj(x.transpose(1, 2).flatten(2))
 
@@ -50,8 +49,18 @@ class Attention(nn.Module):
         Shape:
             x: (B, T, C), rope: (2, T, D / 2) -> (B, H, T)
         """
-        q, k, _ = self.query_key_value(x, rope)
+        q, k, _ = by_head(self.projected(x), rope)
         return (q[:, :, :1] @ k.mT / math.sqrt(q.shape[-1])).softmax(dim=-1).squeeze(2)
+
+
+def by_head(qkv: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Shape: qkv (B, T, 3, H, D), rope (2, T, D / 2) -> three of (B, H, T, D)."""
+    qkv = qkv.permute(2, 0, 3, 1, 4)
+    if rope is None:
+        q, k, v = qkv.unbind()  # whose gradients become one tensor in one copy
+        return q, k, v
+    q, k = rotate(qkv[:2], rope).unbind()
+    return q, k, qkv[2]
 
 
 class Block(nn.Module):

@@ -3,8 +3,8 @@
     python benchmarks/backbones.py [--threads 1 2] [--quick] [--json FILE] [--device cuda]
 
 Both networks return an image-level vector per crop, whose fixed linear function is the loss. Drop path is
-off. A CPU that can't multiply bf16 emulates it, some twenty times slower than fp32: there bf16 runs on two
-small crops.
+off. On a CPU both find freed memory again, as in training. One that can't multiply bf16 emulates it, some
+twenty times slower than fp32: there bf16 runs on two small crops.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from nestling import backbones
 from nestling.backbones import Backbone
+from nestling.ssl import allocator
 from nestling.ssl.run.processes import multiplies_bf16
 
 MULTI_CROP, GLOBAL, LOCAL = {224: 2, 96: 8}, {224: 2}, {64: 2}  # side: views of an image
@@ -31,6 +32,8 @@ FLOORS = {  # (network, whether bf16) -> ratio asked for
 
 def cases(device: torch.device, quick: bool) -> Iterator[Case]:
     """Training steps at full and at half precision, then the forward pass alone."""
+    if device.type == "cpu":
+        allocator.keep_freed()
     batch = 16 if device.type == "cuda" else 1
     rounds = 1 if quick else 5
     for name in ("xcit_small_12_p16", "xcit_tiny_12_p16", "vit_small_p16"):

@@ -188,6 +188,7 @@ def returned_at_once() -> Iterator[None]:
     glibc's heap keeps what is let go of, for whichever call comes next, and is the larger the more it is in
     pieces: the same call takes twice as much or half of it.
     """
+    allocator.as_usual()
     allocator.limit((allocator.MMAP_THRESHOLD, 2**18))
     yield
     allocator.as_usual()
@@ -222,6 +223,7 @@ def measured(parts: dict[str, Cases], options: argparse.Namespace) -> list[Row]:
     print(told(about))
     print(line(HEADER), flush=True)
     for cases in parts.values():
+        allocator.as_usual()
         for case in cases(device, options.quick):
             if options.quick:  # sizes at which a ratio means nothing
                 case = replace(case, at_least=None)
