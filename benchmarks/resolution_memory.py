@@ -16,15 +16,18 @@ import re
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from side_by_side import extra_memory, machine, timed
+from side_by_side import machine, tensors_at_peak, timed
 from torch.profiler import ProfilerActivity, profile
 
 from nestling import backbones
+from nestling.ssl import allocator
+from nestling.ssl.run import memory
 
 FAMILIES = {"vit": "vit_small_p{}", "xcit": "xcit_small_12_p{}"}
 SIDES = (224, 384, 512, 768, 1024, 1536)
@@ -61,12 +64,12 @@ def measured(name: str, side: int, repeats: int, device: torch.device) -> Cost:
 
     network(image[..., :64, :64]).cls.sum().backward()  # what is loaded and planned once
     with profile(activities=[ProfilerActivity.CPU]) as seen:
-        memory, once = zip(*(first(call, device) for call in (forward, step)), strict=True)
+        peaks, once = zip(*(first(call, device) for call in (forward, step)), strict=True)
     times = [
         statistics.median([seconds(call, device) for _ in range(repeats)] or [alone])
         for call, alone in zip((forward, step), once, strict=True)
     ]
-    return Cost(*memory, *times, fused_kernels(seen))
+    return Cost(*peaks, *times, fused_kernels(seen))
 
 
 def first(call: Callable[[], object], device: torch.device) -> tuple[int, float]:
@@ -76,6 +79,33 @@ def first(call: Callable[[], object], device: torch.device) -> tuple[int, float]
     if peak[0] is None:
         raise SystemExit("this system doesn't tell how much memory a process takes")
     return peak[0], took
+
+
+def extra_memory(call: Callable[[], object], device: torch.device) -> int | None:
+    """Bytes at a call's peak beyond what was held before it; on a CPU all that the system gives."""
+    if device.type == "cuda":
+        return tensors_at_peak(call, device)
+    if sys.platform != "linux":
+        return None
+    with returned_at_once():
+        allocator.give_back()
+        memory.forget_peak()
+        before = memory.status("VmRSS")
+        call()
+        return memory.status("VmHWM") - before
+
+
+@contextmanager
+def returned_at_once() -> Iterator[None]:
+    """Every tensor is of pages of its own, so that a peak is what was asked for.
+
+    glibc's heap keeps what is let go of, for whichever call comes next, and is the larger the more it is in
+    pieces: the same call takes twice as much or half of it.
+    """
+    allocator.as_usual()
+    allocator.limit((allocator.MMAP_THRESHOLD, 2**18))
+    yield
+    allocator.as_usual()
 
 
 def seconds(call: Callable[[], object], device: torch.device) -> float:
@@ -154,7 +184,7 @@ def main() -> None:
         print(json.dumps(asdict(measured(name, int(side), options.repeats, device))))
         return
     if options.quick:
-        options.patches, options.sides, options.repeats = [16], [96], 1
+        options.patches, options.sides, options.repeats = [16], [144], 1
     about = machine(device)
     print(" · ".join(f"{key} {value}" for key, value in about.items()) + "\n")
     print(f"| {' | '.join(HEADER)} |\n| ---: | ---: | ---: | --- | ---: | ---: | ---: |", flush=True)

@@ -7,22 +7,22 @@ finished, and CPU time is what the host spent.
 
 import argparse
 import gc
+import itertools
 import json
 import platform
 import statistics
-import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import date
 from pathlib import Path
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from nestling.ssl import allocator
 from nestling.ssl.distributed import usable_cpus
-from nestling.ssl.run import memory
 from nestling.ssl.run.directory import processor
 
 HEADER = ("part", "peer", "threads", "ours, ms", "peer, ms", "CPU ratio", "wall ratio", "memory", "asked")
@@ -38,7 +38,7 @@ class Case:
     """What is compared: `check` raises where the two don't compute the same.
 
     `at_least` is the ratio of peer to ours that is asked for, `most_memory` the largest share of the peer's
-    extra peak memory; with it, memory is measured too. `before_ours` and `before_theirs` are called before
+    memory at the peak; with it, memory is measured too. `before_ours` and `before_theirs` are called before
     each turn and not timed.
     """
 
@@ -157,41 +157,31 @@ def spread(times: Sequence[float]) -> Spread:
     return Spread(low, median, high)
 
 
-def memory_share(case: Case, device: torch.device) -> float | None:
-    """Our extra peak memory over the peer's; None where the system can't tell."""
-    ours, theirs = (extra_memory(call, device) for call in (case.ours, case.theirs))
-    return None if ours is None or not theirs else ours / theirs
+def memory_share(case: Case, device: torch.device) -> float:
+    """Our tensors at their peak over the peer's."""
+    ours, theirs = (tensors_at_peak(call, device) for call in (case.ours, case.theirs))
+    return ours / theirs
 
 
-def extra_memory(call: Callable[[], object], device: torch.device) -> int | None:
-    """Bytes that a call takes at its peak beyond what was held before it."""
+def tensors_at_peak(call: Callable[[], object], device: torch.device) -> int:
+    """Bytes that a call's tensors take at the peak, beyond those that were held before it.
+
+    Resident memory differs from call to call on a CPU, by up to twice, as the heap has other gaps to fill.
+    """
     gc.collect()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         call()
         return torch.cuda.max_memory_allocated(device) - before
-    if sys.platform != "linux":
-        return None
-    with returned_at_once():
-        allocator.give_back()
-        memory.forget_peak()
-        before = memory.status("VmRSS")
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         call()
-        return memory.status("VmHWM") - before
-
-
-@contextmanager
-def returned_at_once() -> Iterator[None]:
-    """Every tensor is of pages of its own, so that a peak is what was asked for.
-
-    glibc's heap keeps what is let go of, for whichever call comes next, and is the larger the more it is in
-    pieces: the same call takes twice as much or half of it.
-    """
-    allocator.as_usual()
-    allocator.limit((allocator.MMAP_THRESHOLD, 2**18))
-    yield
-    allocator.as_usual()
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.json"
+        seen.export_chrome_trace(str(trace))
+        events = json.loads(trace.read_text())["traceEvents"]
+    changes = sorted((event["ts"], event["args"]["Bytes"]) for event in events if event["name"] == "[memory]")
+    return max(itertools.accumulate(change for _, change in changes))
 
 
 def line(cells: Sequence[str]) -> str:

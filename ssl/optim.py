@@ -76,8 +76,8 @@ def gradient_norms(parameters: Iterable[Tensor]) -> tuple[list[Tensor], Tensor]:
 def of_same_norm(gradient: Tensor) -> Tensor:
     """The gradient; of a large one on the CPU the norms of its parts, (PARTS,).
 
-    torch gives a single norm to one thread, several to all of them. The parts are the same for all numbers
-    of threads, and so is the sum.
+    torch gives a single norm to one thread, several to all of them, and is off by 6e-4 for 17 M numbers, of
+    parts by 1e-5. These are the same for all numbers of threads, and so is what they add up to.
     """
     large = gradient.numel() >= LARGE and gradient.numel() % PARTS == 0
     if gradient.device.type != "cpu" or not large or not gradient.is_contiguous():

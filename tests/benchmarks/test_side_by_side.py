@@ -125,10 +125,19 @@ def test_ratios_in_the_file_and_the_table_are_those_of_the_medians(harness, tmp_
     assert f"{record['wall_ratio']:.2f} x" in shown
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process's peak")
-def test_extra_memory_is_what_a_call_takes_at_its_peak(harness):
-    taken = harness.extra_memory(lambda: torch.ones(1 << 24), CPU)  # 64 MB of float32
-    assert taken == pytest.approx(1 << 26, rel=0.1)
+def test_memory_is_what_tensors_take_at_their_peak_and_not_what_was_held(harness):
+    held = torch.ones(1 << 22)
+
+    def call():
+        torch.ones(1 << 20).add_(1)  # 4 MB of float32, let go of
+        first = held[: 1 << 20] + 1
+        return first + first  # 4 MB more beside the first
+
+    assert harness.tensors_at_peak(call, CPU) == pytest.approx(2 << 22, rel=1e-3)
+    case = harness.Case("part", "peer", call, lambda: torch.ones(1 << 22), list, most_memory=0.4, rounds=1)
+    row = harness.compared(case, 1, CPU)
+    assert row.memory_share == pytest.approx(0.5, rel=1e-3)
+    assert row.misses
 
 
 def test_only_the_parts_that_are_asked_for_are_run(scripts, tmp_path, monkeypatch, capsys):
