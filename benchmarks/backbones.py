@@ -46,9 +46,7 @@ def cases(device: torch.device, quick: bool) -> Iterator[Case]:
         yield forward_case(twins, views_of(LOCAL if quick else GLOBAL, batch, device), rounds)
         if (name, True) in FLOORS:  # last: bf16 leaves running statistics that differ a little
             sides = MULTI_CROP if multiplies_bf16() and not quick else LOCAL
-            yield training_case(
-                twins, views_of(sides, batch, device), True, FLOORS[name, True], min(rounds, 2)
-            )
+            yield training_case(twins, views_of(sides, batch, device), True, FLOORS[name, True], rounds)
 
 
 @dataclass(frozen=True)

@@ -17,21 +17,27 @@ RULE = "| --- | --- | ---: | ---: | ---: | ---: |"
 
 
 def markdown(content: dict[str, Any]) -> str:
-    """Peer's wall time over ours per number of threads, and our share of the peer's extra peak memory."""
+    """Peer's wall time over ours per number of threads, and our share of the peer's tensors at the peak."""
     cases: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
     for row in content["rows"]:
         cases.setdefault((row["part"], row["peer"]), {})[row["threads"]] = row
     lines = [f"Measured: {told(content['machine'])}.", "", HEADER, RULE]
     for (part, peer), by_threads in cases.items():
         first = next(iter(by_threads.values()))
+        ratios = {threads: row["wall_ratio"] for threads, row in by_threads.items()}
         asked = "" if first["at_least"] is None else f"{first['at_least']:g}x"
-        if any(row["misses"] for row in by_threads.values()):
-            asked += ", missed"
-        ratios = [f"{by_threads[n]['wall_ratio']:.2f}x" if n in by_threads else "" for n in (1, 2)]
-        share = first["memory_share"]
-        memory = "" if share is None else f"{share:.2f}x"
-        lines.append(f"| {part} | {peer} | {asked} | {ratios[0]} | {ratios[1]} | {memory} |")
+        asked += ", missed" if asked and min(ratios.values()) < first["at_least"] else ""
+        told_ratios = " | ".join(f"{ratios[n]:.2f}x" if n in ratios else "" for n in (1, 2))
+        lines.append(f"| {part} | {peer} | {asked} | {told_ratios} | {memory_cell(first)} |")
     return "\n".join(lines)
+
+
+def memory_cell(row: dict[str, Any]) -> str:
+    """The share, and what was asked where it is more."""
+    share, most = row["memory_share"], row["most_memory"]
+    if share is None:
+        return ""
+    return f"{share:.2f}x" + (f", {most:.2f}x asked" if share > most else "")
 
 
 if __name__ == "__main__":
