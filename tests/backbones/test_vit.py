@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from nestling import backbones
 from nestling.backbones.layers import LayerScale, SwiGLU
 from nestling.backbones.positions import sincos2d
-from nestling.backbones.self_attention import Attention, Block
+from nestling.backbones.self_attention import Attention, Block, by_head
 from nestling.backbones.vit import ViT
 
 POSITIONS = ["learned", "sincos2d", "rope", "none"]
@@ -60,7 +60,8 @@ def test_attention_maps_are_what_the_fused_path_averages_values_with(position, r
     model(images)
 
     # With one-hot values the fused kernel returns its own weights.
-    q, k, v = layer.query_key_value(*seen["inputs"])
+    x, rope = seen["inputs"]
+    q, k, v = by_head(layer.projected(x), rope)
     tokens = 1 + registers + 15
     weights = F.scaled_dot_product_attention(q, k, torch.eye(tokens).double().expand(2, 2, -1, -1))
     averaged = layer.proj((weights @ v).transpose(1, 2).flatten(2))
