@@ -84,6 +84,7 @@ class CheckpointWriter:
         before = self._thread
 
         def in_turn() -> None:
+            """Wait for the job before; leave this out where that failed, else keep its error for `wait`."""
             if before is not None:
                 before.join()
             if self._error is not None:
