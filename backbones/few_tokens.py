@@ -21,8 +21,10 @@ LONGEST = 64  # tokens; T^2 H attention weights are kept, below T C with heads o
 def takes(qkv: Tensor) -> bool:
     """Whether `FewTokens` trains on these, (B, T, 3, H, D), in less time than torch's fused attention."""
     trained = torch.is_grad_enabled() and qkv.requires_grad
-    fits = qkv.shape[1] <= LONGEST and qkv.device.type == "cpu"
-    return trained and backward_by_hand(qkv) and fits and qkv.dtype in (torch.float32, torch.float64)
+    if not (trained and backward_by_hand(qkv)):
+        return False  # before the number of tokens is asked for, which would bind an exported graph to it
+    in_full = qkv.dtype in (torch.float32, torch.float64)
+    return in_full and qkv.device.type == "cpu" and qkv.shape[1] <= LONGEST
 
 
 class FewTokens(torch.autograd.Function):

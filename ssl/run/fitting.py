@@ -103,6 +103,7 @@ class OnCpu:
     """
 
     def __init__(self, room: int | None = None) -> None:
+        allocator.give_back()  # or memory that only this process may take again would count as taken
         room = memory.room() if room is None else room
         try:
             assert room is not None

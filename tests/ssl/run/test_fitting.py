@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from nestling.ssl import allocator
 from nestling.ssl.run import memory
 from nestling.ssl.run.fitting import MARGIN, OnCpu, OnCuda, fitting_on, largest, taken
 from nestling.ssl.run.guards import ONE_VALUE
@@ -47,6 +48,14 @@ def test_on_the_cpu_small_steps_foretell_the_largest_that_fits_and_none_is_tried
     memory.forget_peak()
     step(found)
     assert memory.status("VmHWM") <= fitting.limit + MARGIN * fitting.room
+
+
+def test_memory_that_was_freed_before_is_not_counted_as_taken():
+    allocator.keep_freed()
+    torch.ones(400 * MEGABYTE, dtype=torch.uint8)
+    fitting = OnCpu(room=800 * MEGABYTE)
+    fitting.begin(Taking(constant=20, per_image=40))
+    assert largest(fitting.fits, 100) == 16, "(0.9 x 800 - 20) / 40 is 17.5"
 
 
 def test_what_a_run_holds_besides_its_steps_leaves_less_to_them():
