@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nestling.backbones.layers import LayerNorm, Mlp
+from nestling.backbones.linear import Linear
 
 
 class ClassAttention(nn.Module):
@@ -24,8 +25,8 @@ class ClassAttention(nn.Module):
     def __init__(self, dim: int, num_heads: int) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.qkv = nn.Linear(dim, 3 * dim)  # one matrix, as published; rows: query, key, value
-        self.proj = nn.Linear(dim, dim)
+        self.qkv = Linear(dim, 3 * dim)  # one matrix, as published; rows: query, key, value
+        self.proj = Linear(dim, dim)
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.proj(class_token_values(tokens, self.qkv, self.num_heads))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from nestling.backbones.layers import backward_by_hand
+from nestling.backbones.dispatch import backward_by_hand
 
 SMALLEST = 1e-12  # of a norm, as in F.normalize
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from nestling.backbones.layers import backward_by_hand
+from nestling.backbones.dispatch import backward_by_hand
 
 LONGEST = 64  # tokens; T^2 H attention weights are kept, below T C with heads of 64 channels
 

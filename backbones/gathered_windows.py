@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.amp import custom_bwd, custom_fwd
 from torch.autograd.function import once_differentiable
 
-from nestling.backbones.layers import backward_by_hand
+from nestling.backbones.dispatch import backward_by_hand
 from nestling.backbones.windows import Windows, kept, token_places
 
 

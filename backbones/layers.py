@@ -8,7 +8,9 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd import forward_ad
+
+from nestling.backbones.dispatch import on_cpu
+from nestling.backbones.linear import Linear
 
 LayerNorm = partial(nn.LayerNorm, eps=1e-6)
 
@@ -62,35 +64,6 @@ class MapGelu(nn.GELU):
         return super().forward(x)
 
 
-def on_cpu(x: Tensor) -> bool:
-    """Whether to choose what is fast on CPUs: not for a graph on its way to other devices."""
-    return x.device.type == "cpu" and not torch.compiler.is_exporting()
-
-
-def transformed() -> bool:
-    """Whether a transform of torch.func (grad, jvp, vmap) is active: tensors look plain but are its own."""
-    if torch.compiler.is_compiling():
-        return False
-    peek = getattr(torch._C._functorch, "peek_interpreter_stack", None)
-    return peek is not None and peek() is not None
-
-
-def holds_numbers(x: Tensor) -> bool:
-    """Whether x is a tensor of numbers: not of a graph being traced, fake, meta, or of a transform."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or transformed():
-        return False
-    return type(x) is Tensor and not x.is_meta
-
-
-def backward_by_hand(x: Tensor) -> bool:
-    """Whether x may go through an autograd.Function of ours, whose gradient is written out.
-
-    Such a function can't be saved in a traced graph, and knows neither forward-mode derivatives nor the
-    transforms of torch.func. There plain operations compute the same.
-    """
-    return holds_numbers(x) and getattr(forward_ad, "_current_level", -1) < 0
-
-
 class Mlp(nn.Module):
     """Two linear layers with a GELU between.
 
@@ -100,9 +73,9 @@ class Mlp(nn.Module):
 
     def __init__(self, dim: int, hidden_dim: int) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(dim, hidden_dim)
+        self.fc1 = Linear(dim, hidden_dim)
         self.act = nn.GELU()
-        self.fc2 = nn.Linear(hidden_dim, dim)
+        self.fc2 = Linear(hidden_dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc2(self.act(self.fc1(x)))
@@ -121,8 +94,8 @@ class SwiGLU(nn.Module):
     def __init__(self, dim: int, hidden_dim: int) -> None:
         super().__init__()
         hidden_dim = (int(hidden_dim * 2 / 3) + 7) // 8 * 8
-        self.w12 = nn.Linear(dim, 2 * hidden_dim)
-        self.w3 = nn.Linear(hidden_dim, dim)
+        self.w12 = Linear(dim, 2 * hidden_dim)
+        self.w3 = Linear(hidden_dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, value = self.w12(x).chunk(2, dim=-1)

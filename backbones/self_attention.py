@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from nestling.backbones import few_tokens
 from nestling.backbones.class_attention import class_token_values
 from nestling.backbones.layers import DropPath, LayerNorm, LayerScale, Mlp, SwiGLU
+from nestling.backbones.linear import Linear
 from nestling.backbones.rope import rotate
 
 
@@ -25,8 +26,8 @@ class Attention(nn.Module):
     def __init__(self, dim: int, num_heads: int, qkv_bias: bool) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
-        self.proj = nn.Linear(dim, dim)
+        self.qkv = Linear(dim, 3 * dim, bias=qkv_bias)
+        self.proj = Linear(dim, dim)
 
     def projected(self, x: Tensor) -> Tensor:
         """Queries, keys and values. Shape: (B, T, C) -> (B, T, 3, H, D)."""

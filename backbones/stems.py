@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nestling.backbones.layers import MapGelu, on_cpu
+from nestling.backbones.dispatch import on_cpu
+from nestling.backbones.layers import MapGelu
 
 
 class ConvStem(nn.Module):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from nestling.backbones.features import Backbone, Features, apply_mask, check_count
 from nestling.backbones.layers import DropPath, Mlp, init_linear
+from nestling.backbones.linear import Linear
 from nestling.backbones.options import check_choice, check_drop_path, check_positive, check_width
 from nestling.backbones.position_table import resize_positions
 from nestling.backbones.registry import register
@@ -55,7 +56,7 @@ class PatchMerging(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.norm = LayerNorm(4 * dim)
-        self.reduction = nn.Linear(4 * dim, 2 * dim, bias=False)
+        self.reduction = Linear(4 * dim, 2 * dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         if any(isinstance(side, torch.SymInt) or side % 2 for side in x.shape[1:3]):

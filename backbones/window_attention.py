@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nestling.backbones.dispatch import transformed
 from nestling.backbones.gathered_windows import attend, can_gather
-from nestling.backbones.layers import transformed
+from nestling.backbones.linear import Linear
 from nestling.backbones.symbolic_windows import cut_grid
 from nestling.backbones.windows import Windows, attention_mask, kept, relative_position_index
 
@@ -41,8 +42,8 @@ class WindowAttention(nn.Module):
         if relative:
             self.relative_position_bias_table = nn.Parameter(torch.empty((2 * window - 1) ** 2, num_heads))
             nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
-        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
-        self.proj = nn.Linear(dim, dim)
+        self.qkv = Linear(dim, 3 * dim, bias=qkv_bias)
+        self.proj = Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
         windows = cut_grid((x.shape[1], x.shape[2]), self.window, self.shifted, self.masked)

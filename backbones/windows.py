@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nestling.backbones.layers import holds_numbers
+from nestling.backbones.dispatch import holds_numbers
 
 
 class Axis(NamedTuple):

@@ -12,6 +12,7 @@ from nestling.backbones.class_attention import ClassAttentionBlock
 from nestling.backbones.cross_covariance import cross_covariance
 from nestling.backbones.features import Backbone, Features, apply_mask, check_count
 from nestling.backbones.layers import DropPath, LayerNorm, MapGelu, Mlp, init_linear
+from nestling.backbones.linear import Linear
 from nestling.backbones.options import check_choice, check_drop_path, check_positive, check_width
 from nestling.backbones.positions import FourierPositions
 from nestling.backbones.pyramid import crop_levels, level_ends, pyramid_layers, resize_levels
@@ -33,8 +34,8 @@ class XCA(nn.Module):
         super().__init__()
         self.num_heads = num_heads
         self.temperature = nn.Parameter(torch.ones(num_heads, 1, 1))
-        self.qkv = nn.Linear(dim, 3 * dim)
-        self.proj = nn.Linear(dim, dim)
+        self.qkv = Linear(dim, 3 * dim)
+        self.proj = Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # B N 3 H D

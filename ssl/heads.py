@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nestling.backbones.linear import Linear
+
 
 class PrototypeLayer(nn.Module):
     """A weight-normed linear layer without bias: row k of the weight is g_k * v_k / |v_k|.
@@ -72,7 +74,7 @@ class ProjectionHead(nn.Module):
         widths = [in_dim] + [hidden_dim] * (num_layers - 1) + [bottleneck_dim]
         layers: list[nn.Module] = []
         for i in range(num_layers):
-            layers.append(nn.Linear(widths[i], widths[i + 1]))
+            layers.append(Linear(widths[i], widths[i + 1]))
             if i < num_layers - 1:
                 if batch_norm:
                     layers.append(nn.BatchNorm1d(hidden_dim))

@@ -15,6 +15,7 @@ prototypes.
 import torch
 from torch import Tensor
 
+from nestling.backbones.linear import by_onednn, product
 from nestling.ssl.distributed import cpu_multiplies_bf16
 from nestling.ssl.heads import DeferredLogits, PrototypeLayer
 from nestling.ssl.terms import compiled
@@ -69,6 +70,8 @@ def fused_loss(
 def logits_of(vectors: Tensor, weight: Tensor, scratch: Scratch, name: str) -> Tensor:
     """Shape: (V, n, E), (K, E) -> (V, n, K)."""
     rows = vectors.flatten(0, 1)
+    if by_onednn(rows, weight):
+        return product(rows, weight).unflatten(0, (len(vectors), -1))
     logits = scratch(name, (len(rows), len(weight)), rows)
     return torch.mm(rows, weight.mT, out=logits).unflatten(0, (len(vectors), -1))
 
@@ -102,7 +105,8 @@ class Gradient:
             self._of_w += rows.mT @ z
         if self._learned_gain is not None:
             rows.mul_(self._learned_gain.flatten())
-        self._of_z[:, images] = (rows @ self._w).unflatten(0, (len(slopes), -1)).to(self._of_z.dtype)
+        of_rows = product(rows, self._w.mT) if by_onednn(rows, self._w.mT) else rows @ self._w
+        self._of_z[:, images] = of_rows.unflatten(0, (len(slopes), -1)).to(self._of_z.dtype)
 
     @torch.no_grad()
     def folded(self, vectors: Tensor) -> tuple[list[Tensor], list[Tensor]]:
