@@ -31,20 +31,19 @@ WORTH_A_THREAD = 2**18  # logits; fewer are done before another thread has begun
 
 def takes(*tensors: Tensor) -> bool:
     """Whether the kernel is there and made for these: fp32 on a CPU, entries of a row side by side."""
+    return all(tensor.dtype == torch.float32 for tensor in tensors) and takes_rows(*tensors)
+
+
+def takes_rows(*tensors: Tensor) -> bool:
+    """The same of logits and their gradients, which may also be bf16."""
     return kernel is not None and all(
         tensor.device.type == "cpu"
         and tensor.ndim > 0
-        and tensor.dtype == torch.float32
+        and tensor.dtype in (torch.float32, torch.bfloat16)
         and tensor.shape[-1] > 0
         and tensor.stride(-1) == 1
         for tensor in tensors
     )
-
-
-def reads(logits: Tensor) -> bool:
-    """Whether the kernel can be given these: as they are, or a copy in fp32 of half precision."""
-    halves = (torch.bfloat16, torch.float16)
-    return takes(logits) or (kernel is not None and logits.device.type == "cpu" and logits.dtype in halves)
 
 
 def compare(
@@ -62,7 +61,7 @@ def compare(
         slope, rescale: (1,) or (K,)
     """
     losses = np.zeros(targets.shape[1])
-    given = [(x.detach().numpy(), None if g is None else g.numpy(), first) for x, g, first in groups]
+    given = [(array(x), None if g is None else array(g), first) for x, g, first in groups]
     q, slopes = targets.detach().numpy(), slope.numpy()
     rescales = None if rescale is None else rescale.numpy()
 
@@ -85,7 +84,7 @@ def make_targets(logits: Tensor, bias: Tensor, slope: Tensor, q: Tensor) -> tupl
         returns: (), (T * n,)
     """
     told = np.zeros((*logits.shape[:2], 2))
-    given, out, factors = logits.detach().numpy(), q.numpy(), (bias.numpy(), slope.numpy())
+    given, out, factors = array(logits), q.numpy(), (bias.numpy(), slope.numpy())
 
     def work(start: int, end: int) -> None:
         kernel.targets(given[:, start:end], *factors, out[:, start:end], told[:, start:end])
@@ -96,17 +95,23 @@ def make_targets(logits: Tensor, bias: Tensor, slope: Tensor, q: Tensor) -> tupl
 
 def add_rows(total: Tensor, rows: Tensor) -> None:
     """total += all rows, shared by columns. Shape: (K,), (T, n, K)."""
-    sums, given = total.numpy(), rows.detach().numpy()
+    sums, given = total.numpy(), array(rows)
     share(
         lambda start, end: kernel.add_rows(sums[start:end], given[..., start:end]), len(total), rows.numel()
     )
 
 
+def array(rows: Tensor) -> np.ndarray:
+    """The same memory; NumPy has no bf16, which it sees as uint16."""
+    rows = rows.detach()
+    return (rows.view(torch.uint16) if rows.dtype == torch.bfloat16 else rows).numpy()
+
+
 def empty_like(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """As torch's, in pages that are faster to be written first where the system has them."""
     made = torch.empty_like(tensor, dtype=dtype)
-    if takes(made) and made.is_contiguous():
-        kernel.use_large_pages(made.numpy())
+    if takes_rows(made) and made.is_contiguous():
+        kernel.use_large_pages(array(made))
     return made
 
 

@@ -53,7 +53,7 @@ def fused_loss(
     loss = slope.new_zeros(())
     held = HELD_ON_CPU if z.device.type == "cpu" else HELD
     worked_on = block_size(z)
-    if not compiled.reads(z) and torch.get_num_threads() > 1:
+    if not compiled.takes_rows(z) and torch.get_num_threads() > 1:
         worked_on *= SHARED
     for images in pairs.blocks(held, len(w)):
         logits = logits_of(z[:, images], w, scratch, "logits")

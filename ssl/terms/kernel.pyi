@@ -5,6 +5,8 @@ import numpy as np
 def targets(logits: np.ndarray, bias: np.ndarray, slope: np.ndarray, q: np.ndarray, told: np.ndarray) -> None:
     """q = softmax(bias + slope * logits); `told`, float64 (T, n, 2), gets entropy and winner of each row.
 
+    `logits` are fp32, or bf16 seen as uint16, here and below.
+
     Shape:
         logits, q: (T, n, K); bias, slope: (K,) or (1,)
     """
@@ -21,7 +23,7 @@ def compare(
 ) -> None:
     """The views of one crop size, of which the first is student view `first`.
 
-    `losses`, float64 (n,), is added to; `gradients` may be `logits`.
+    `losses`, float64 (n,), is added to; `gradients`, fp32 or bf16 too, may be `logits`.
 
     Shape:
         logits, gradients: (G, n, K); targets: (T, n, K); slope, rescale: (K,) or (1,)

@@ -22,7 +22,6 @@ from nestling.ssl.terms import compiled
 
 CACHED = 2**19  # logits in a block on a CPU: 2 MB of fp32
 COMPILED = 2**23  # for the kernel, where a block only saves memory for targets
-COPIED = 2**21  # for the kernel, where it reads copies in fp32: 8 MB, which stay in the last cache
 BOUNDED = 2**24  # elsewhere, where a block only saves memory
 FP16_SCALE = 2.0**12  # all slopes for the scores add up to at most twice this, and few are too small
 
@@ -120,7 +119,8 @@ class Comparison:
             targets: (T, n, K), each row a distribution
         """
         rescale = () if self.rescale is None else (self.rescale,)
-        if compiled.takes(*student, *(gradients or ()), targets, self.slope, *rescale):
+        is_taken = compiled.takes(targets, self.slope, *rescale)
+        if is_taken and compiled.takes_rows(*student, *(gradients or ())):
             firsts = [0, *accumulate(self.pairs.num_views)]
             groups = [
                 (logits, None if gradients is None else gradients[size], firsts[size])
@@ -129,19 +129,7 @@ class Comparison:
             return targets.new_tensor(
                 compiled.compare(groups, targets, self.slope, self.rescale, self.weight)
             )
-        if all(x.dtype != torch.float32 and compiled.reads(x) for x in student):
-            return self._on_copies(student, targets, gradients)
         return self._pass_by_pass(student, targets, gradients)
-
-    def _on_copies(
-        self, student: Sequence[Tensor], targets: Tensor, gradients: Sequence[Tensor] | None
-    ) -> Tensor:
-        copies = [in_fp32(x, self.scratch, f"copy {size}") for size, x in enumerate(student)]
-        loss = self(copies, targets, None if gradients is None else copies)
-        if gradients is not None:
-            for gradient, found in zip(gradients, copies, strict=True):
-                gradient.copy_(found)
-        return loss
 
     def _pass_by_pass(
         self, student: Sequence[Tensor], targets: Tensor, gradients: Sequence[Tensor] | None
@@ -173,11 +161,6 @@ class Comparison:
         return loss
 
 
-def in_fp32(logits: Tensor, scratch: Scratch, name: str) -> Tensor:
-    """A copy in memory of that name."""
-    return scratch(name, logits.shape, torch.empty(0, dtype=torch.float32)).copy_(logits)
-
-
 def in_kind_of(memory: Tensor, tensor: Tensor) -> Tensor:
     """The tensor, copied into memory of another type where it has another, as torch is slow to mix types."""
     return tensor if tensor.dtype == memory.dtype else memory.copy_(tensor)
@@ -199,9 +182,7 @@ def block_size(like: Tensor) -> int:
     """How many logits of that kind are worked on at once."""
     if like.device.type != "cpu":
         return BOUNDED
-    if compiled.takes(like):
-        return COMPILED
-    return COPIED if compiled.reads(like) else CACHED
+    return COMPILED if compiled.takes_rows(like) else CACHED
 
 
 def multi_crop_loss(

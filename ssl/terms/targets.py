@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from nestling.ssl.terms import compiled
-from nestling.ssl.terms.pairs import Scratch, in_fp32, in_kind_of, log_sum_exp
+from nestling.ssl.terms.pairs import Scratch, in_kind_of, log_sum_exp
 
 PART = 256  # of a row, in which its largest entry is looked for
 
@@ -30,13 +30,11 @@ class Targets:
 
     def __call__(self, logits: Tensor) -> Tensor:
         """The targets of a block of images. Shape: (T, n, K) -> (T, n, K)."""
-        if logits.dtype != torch.float32 and compiled.reads(logits):
-            logits = in_fp32(logits, self._scratch, "teacher's copy")
         like = torch.empty(
             0, dtype=torch.promote_types(logits.dtype, self._total.dtype), device=logits.device
         )
         y = self._scratch("teacher's scores", logits.shape, like)
-        if compiled.takes(logits, y, self._bias, self._slope):
+        if compiled.takes_rows(logits) and compiled.takes(y, self._bias, self._slope):
             self._gather(logits, y, *compiled.make_targets(logits, self._bias, self._slope, y))
             return y
         torch.addcmul(self._bias, in_kind_of(y, logits), self._slope, out=y)
@@ -48,7 +46,7 @@ class Targets:
     def _gather(self, logits: Tensor, like: Tensor, entropy: Tensor | float, chosen: Tensor) -> None:
         self._entropy += entropy
         self._winners.append(chosen)
-        if compiled.takes(logits, self._total):
+        if compiled.takes_rows(logits) and compiled.takes(self._total):
             compiled.add_rows(self._total, logits)
         else:
             memory = self._scratch("sum", logits.shape[2:], like)

@@ -26,8 +26,11 @@ static void release(Arrays *arrays) {
     while (arrays->count > 0) PyBuffer_Release(&arrays->held[--arrays->count]);
 }
 
-/* An array of that type and number of dimensions, whose last one is contiguous. */
-static Py_buffer *taken(Arrays *arrays, PyObject *object, const char *format, int dimensions, int is_written) {
+/* Rows of logits are fp32 or bf16, which Python sees as uint16. */
+#define ROWS "fH"
+
+/* An array of one of these types and that number of dimensions, whose last one is contiguous. */
+static Py_buffer *taken(Arrays *arrays, PyObject *object, const char *types, int dimensions, int is_written) {
     Py_buffer *array = &arrays->held[arrays->count];
     if (arrays->is_wrong || PyObject_GetBuffer(object, array, PyBUF_STRIDES | PyBUF_FORMAT |
                                                                   (is_written ? PyBUF_WRITABLE : 0)) < 0) {
@@ -35,7 +38,7 @@ static Py_buffer *taken(Arrays *arrays, PyObject *object, const char *format, in
         return NULL;
     }
     arrays->count++;
-    arrays->is_wrong = array->ndim != dimensions || strcmp(array->format, format) != 0 ||
+    arrays->is_wrong = array->ndim != dimensions || strlen(array->format) != 1 || !strchr(types, *array->format) ||
                        array->strides[dimensions - 1] != array->itemsize;
     for (int d = 0; d < dimensions; d++) arrays->is_wrong |= array->strides[d] % array->itemsize != 0;
     return arrays->is_wrong ? NULL : array;
@@ -45,8 +48,12 @@ static int are_alike(const Py_buffer *a, const Py_buffer *b) {
     return memcmp(a->shape, b->shape, sizeof(Py_ssize_t) * a->ndim) == 0;
 }
 
-static float *row_of(const Py_buffer *rows, Py_ssize_t view, Py_ssize_t image) {
-    return (float *)((char *)rows->buf + view * rows->strides[0] + image * rows->strides[1]);
+static void *row_of(const Py_buffer *rows, Py_ssize_t view, Py_ssize_t image) {
+    return (char *)rows->buf + view * rows->strides[0] + image * rows->strides[1];
+}
+
+static Entries entries_of(const Py_buffer *rows, Py_ssize_t view, Py_ssize_t image) {
+    return (Entries){row_of(rows, view, image), *rows->format == 'H'};
 }
 
 /* (K,), or one number, for which `chunk` is filled. */
@@ -71,7 +78,7 @@ static PyObject *targets(PyObject *self, PyObject *arguments) {
     Row bias = {0}, slope = {0};
     if (!PyArg_ParseTuple(arguments, "OOOOO", &objects[0], &objects[1], &objects[2], &objects[3], &objects[4]))
         return NULL;
-    Py_buffer *logits = taken(&arrays, objects[0], "f", 3, 0), *of_bias = taken(&arrays, objects[1], "f", 1, 0);
+    Py_buffer *logits = taken(&arrays, objects[0], ROWS, 3, 0), *of_bias = taken(&arrays, objects[1], "f", 1, 0);
     Py_buffer *of_slope = taken(&arrays, objects[2], "f", 1, 0), *q = taken(&arrays, objects[3], "f", 3, 1);
     Py_buffer *told = taken(&arrays, objects[4], "d", 3, 1);
     if (arrays.is_wrong) return refused(&arrays);
@@ -87,9 +94,9 @@ static PyObject *targets(PyObject *self, PyObject *arguments) {
         for (Py_ssize_t image = 0; image < images; image++)
             for (Py_ssize_t view = 0; view < views; view++) {
                 size_t winner = 0;
-                double *of_row = (double *)row_of(told, view, image);
-                of_row[0] = nestling_target(row_of(q, view, image), row_of(logits, view, image), bias, slope, parts,
-                                            k, &winner);
+                double *of_row = row_of(told, view, image);
+                of_row[0] = nestling_target(row_of(q, view, image), entries_of(logits, view, image), bias, slope,
+                                            parts, k, &winner);
                 of_row[1] = (double)winner;
             }
         Py_END_ALLOW_THREADS;
@@ -104,14 +111,15 @@ static PyObject *add_rows(PyObject *self, PyObject *arguments) {
     PyObject *of_total, *of_rows;
     Arrays arrays = {.count = 0};
     if (!PyArg_ParseTuple(arguments, "OO", &of_total, &of_rows)) return NULL;
-    Py_buffer *total = taken(&arrays, of_total, "f", 1, 1), *rows = taken(&arrays, of_rows, "f", 3, 0);
+    Py_buffer *total = taken(&arrays, of_total, "f", 1, 1), *rows = taken(&arrays, of_rows, ROWS, 3, 0);
     if (arrays.is_wrong || rows->shape[2] != total->shape[0]) return refused(&arrays);
     Py_ssize_t views = rows->shape[0], images = rows->shape[1], k = rows->shape[2];
     Py_BEGIN_ALLOW_THREADS;
     for (Py_ssize_t at = 0; at < k; at += CHUNK)
         for (Py_ssize_t view = 0; view < views; view++)
             for (Py_ssize_t image = 0; image < images; image++)
-                nestling_add((float *)total->buf + at, row_of(rows, view, image) + at, k - at < CHUNK ? k - at : CHUNK);
+                nestling_add((float *)total->buf + at, entries_of(rows, view, image), at,
+                             k - at < CHUNK ? k - at : CHUNK);
     Py_END_ALLOW_THREADS;
     release(&arrays);
     Py_RETURN_NONE;
@@ -125,7 +133,7 @@ typedef struct {
 } Views;
 
 /* Image by image, so that its targets are near. The sum over all targets is the same for all local views. */
-static void compare_views(const Views *v, float *seen, Part *parts) {
+static void compare_views(const Views *v, float *seen, float *memory, Part *parts) {
     Py_ssize_t views = v->logits->shape[0], images = v->logits->shape[1], k = v->logits->shape[2];
     int num_targets = (int)v->targets->shape[0];
     for (Py_ssize_t image = 0; image < images; image++) {
@@ -135,9 +143,9 @@ static void compare_views(const Views *v, float *seen, Part *parts) {
             if (own <= num_targets || view == 0)
                 nestling_seen(seen, row_of(v->targets, 0, image), v->targets->strides[0] / (Py_ssize_t)sizeof(float),
                               num_targets, own < num_targets ? (int)own : -1, (float)-v->weight, k);
-            float *gradient = v->gradients ? row_of(v->gradients, view, image) : NULL;
-            loss += nestling_compare(gradient, row_of(v->logits, view, image), v->slope, seen, v->rescale,
-                                     v->weight * (num_targets - (own < num_targets)), parts, k);
+            Entries gradient = v->gradients ? entries_of(v->gradients, view, image) : (Entries){NULL, 0};
+            loss += nestling_compare(gradient, entries_of(v->logits, view, image), v->slope, seen, v->rescale,
+                                     v->weight * (num_targets - (own < num_targets)), parts, memory, k);
         }
         *(double *)((char *)v->losses->buf + image * v->losses->strides[0]) += loss;
     }
@@ -151,11 +159,11 @@ static PyObject *compare(PyObject *self, PyObject *arguments) {
     if (!PyArg_ParseTuple(arguments, "OOOOOOid", &objects[0], &objects[1], &objects[2], &objects[3], &objects[4],
                           &objects[5], &views.first, &views.weight))
         return NULL;
-    views.logits = taken(&arrays, objects[0], "f", 3, 0);
+    views.logits = taken(&arrays, objects[0], ROWS, 3, 0);
     views.targets = taken(&arrays, objects[2], "f", 3, 0);
     views.losses = taken(&arrays, objects[5], "d", 1, 1);
     Py_buffer *slope = taken(&arrays, objects[3], "f", 1, 0), *rescale = NULL;
-    if (objects[1] != Py_None) views.gradients = taken(&arrays, objects[1], "f", 3, 1);
+    if (objects[1] != Py_None) views.gradients = taken(&arrays, objects[1], ROWS, 3, 1);
     if (arrays.is_wrong) return refused(&arrays);
     Py_ssize_t k = views.logits->shape[2], images = views.logits->shape[1];
     views.slope = spread(&arrays, slope, k, slopes);
@@ -167,15 +175,16 @@ static PyObject *compare(PyObject *self, PyObject *arguments) {
         views.targets->shape[1] != images || views.targets->shape[2] != k || views.losses->shape[0] != images ||
         (views.gradients && !are_alike(views.gradients, views.logits)))
         return refused(&arrays);
-    float *seen = PyMem_RawMalloc(sizeof(float) * k);
+    float *seen = PyMem_RawMalloc(sizeof(float) * k), *memory = PyMem_RawMalloc(sizeof(float) * k);
     Part *parts = PyMem_RawMalloc(sizeof(Part) * nestling_parts(k));
-    int done = seen && parts;
+    int done = seen && memory && parts;
     if (done) {
         Py_BEGIN_ALLOW_THREADS;
-        compare_views(&views, seen, parts);
+        compare_views(&views, seen, memory, parts);
         Py_END_ALLOW_THREADS;
     }
     PyMem_RawFree(seen);
+    PyMem_RawFree(memory);
     PyMem_RawFree(parts);
     release(&arrays);
     if (!done) return PyErr_NoMemory();

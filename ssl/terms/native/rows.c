@@ -35,6 +35,25 @@ static inline float exponential(float x) {
     return x < lowest ? 0.0f : p * power;
 }
 
+/* A chunk of the row from `at` on, put into `to` where it is not fp32. */
+static inline const float *chunk_of(Entries row, float *restrict to, size_t at, size_t n) {
+    const uint16_t *restrict halves = (const uint16_t *)row.at + at;
+    if (!row.is_half) return (const float *)row.at + at;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits = (uint32_t)halves[i] << 16;
+        memcpy(to + i, &bits, sizeof bits);
+    }
+    return to;
+}
+
+/* The nearest bf16, the even one of two; NaN stays. */
+static inline uint16_t half_of(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    bits += 0x7fffu + ((bits >> 16) & 1u);
+    return x == x ? (uint16_t)(bits >> 16) : 0x7fc0;
+}
+
 /* Lanes are short sums within a chunk, for which fp32 is enough. */
 static inline double total_of(float *lanes) {
     for (size_t half = LANES / 2; half >= 8; half /= 2)
@@ -125,26 +144,37 @@ void nestling_seen(float *out, const float *rows, size_t stride, int count, int 
     }
 }
 
+/* (pull + share * e) * factor, which may be done in place. */
+static inline void finish(float *to, const float *e, const float *restrict pull, float share,
+                          const float *restrict factor, size_t n) {
+    for (size_t i = 0; i < n; i++) to[i] = (pull[i] + share * e[i]) * factor[i];
+}
+
 FOR_EACH_PROCESSOR
-double nestling_compare(float *gradient, const float *logits, Row slope, const float *seen, Row rescale, double weight,
-                        Part *parts, size_t k) {
+double nestling_compare(Entries gradient, Entries logits, Row slope, const float *seen, Row rescale, double weight,
+                        Part *parts, float *memory, size_t k) {
     float x[CHUNK], e[CHUNK];
+    float *kept = gradient.is_half ? memory : gradient.at; /* all exponentials, for the second pass */
     size_t count = nestling_parts(k);
     double loss = 0, top;
     for (size_t c = 0; c < count; c++) {
         size_t at = c * CHUNK, n = chunk_at(at, k);
-        scale(x, logits + at, slope.at + slope.step * at, n);
+        scale(x, chunk_of(logits, e, at, n), slope.at + slope.step * at, n);
         loss += product(x, seen + at, n);
         float own = largest(x, n);
-        parts[c] = (Part){own, exponentials(gradient ? gradient + at : e, x, own, n), 0};
+        parts[c] = (Part){own, exponentials(gradient.at ? kept + at : e, x, own, n), 0};
     }
     double total = joined(parts, count, &top);
-    for (size_t c = 0; gradient && c < count; c++) {
+    for (size_t c = 0; gradient.at && c < count; c++) {
         size_t at = c * CHUNK, n = chunk_at(at, k);
         float share = (float)(weight * exp(parts[c].top - top) / total);
-        float *restrict to = gradient + at;
-        const float *restrict pull = seen + at, *restrict factor = rescale.at + rescale.step * at;
-        for (size_t i = 0; i < n; i++) to[i] = (pull[i] + share * to[i]) * factor[i];
+        const float *factor = rescale.at + rescale.step * at;
+        if (gradient.is_half) {
+            uint16_t *restrict halves = (uint16_t *)gradient.at + at;
+            finish(x, kept + at, seen + at, share, factor, n);
+            for (size_t i = 0; i < n; i++) halves[i] = half_of(x[i]);
+        } else
+            finish(kept + at, kept + at, seen + at, share, factor, n);
     }
     return loss + weight * (top + log(total));
 }
@@ -157,13 +187,13 @@ static size_t place_of(float x, const float *from, size_t n) {
 }
 
 FOR_EACH_PROCESSOR
-double nestling_target(float *q, const float *logits, Row bias, Row slope, Part *parts, size_t k, size_t *winner) {
+double nestling_target(float *q, Entries logits, Row bias, Row slope, Part *parts, size_t k, size_t *winner) {
     float x[CHUNK];
     size_t count = nestling_parts(k), best = 0;
     double top, apart = 0;
     for (size_t c = 0; c < count; c++) {
         size_t at = c * CHUNK, n = chunk_at(at, k);
-        const float *restrict from = logits + at, *restrict factor = slope.at + slope.step * at;
+        const float *from = chunk_of(logits, x, at, n), *restrict factor = slope.at + slope.step * at;
         const float *restrict shift = bias.at + bias.step * at;
         for (size_t i = 0; i < n; i++) x[i] = shift[i] + from[i] * factor[i];
         float own = largest(x, n);
@@ -187,6 +217,8 @@ double nestling_target(float *q, const float *logits, Row bias, Row slope, Part 
 }
 
 FOR_EACH_PROCESSOR
-void nestling_add(float *restrict total, const float *restrict row, size_t n) {
-    for (size_t i = 0; i < n; i++) total[i] += row[i];
+void nestling_add(float *restrict total, Entries row, size_t at, size_t n) {
+    float x[CHUNK];
+    const float *restrict from = chunk_of(row, x, at, n);
+    for (size_t i = 0; i < n; i++) total[i] += from[i];
 }

@@ -18,6 +18,12 @@ typedef struct {
     size_t step;
 } Row;
 
+/* (K,), of fp32, or of bf16, which is the upper half of it. */
+typedef struct {
+    void *at;
+    int is_half;
+} Entries;
+
 /* Of a chunk: its maximum, the sum of exponentials e = exp(x - top), and <e, x - top>. */
 typedef struct {
     double top, sum, slope;
@@ -28,13 +34,13 @@ static inline size_t nestling_parts(size_t k) { return (k + CHUNK - 1) / CHUNK; 
 /* The sum of `count` rows that lie `stride` floats apart, times `weight`, without the row `but`. */
 void nestling_seen(float *out, const float *rows, size_t stride, int count, int but, float weight, size_t k);
 
-/* weight * logsumexp(x) + <x, seen>, where x = slope * logits. `gradient`, which may be `logits` or NULL, becomes
-   (seen + weight * softmax(x)) * rescale. */
-double nestling_compare(float *gradient, const float *logits, Row slope, const float *seen, Row rescale, double weight,
-                        Part *parts, size_t k);
+/* weight * logsumexp(x) + <x, seen>, where x = slope * logits. `gradient`, which may be `logits` or nowhere, becomes
+   (seen + weight * softmax(x)) * rescale. `memory` is of K entries, for a gradient of bf16. */
+double nestling_compare(Entries gradient, Entries logits, Row slope, const float *seen, Row rescale, double weight,
+                        Part *parts, float *memory, size_t k);
 
 /* q = softmax(bias + slope * logits): its entropy, and the first of its largest entries. */
-double nestling_target(float *q, const float *logits, Row bias, Row slope, Part *parts, size_t k, size_t *winner);
+double nestling_target(float *q, Entries logits, Row bias, Row slope, Part *parts, size_t k, size_t *winner);
 
-/* total += row, of n entries. */
-void nestling_add(float *total, const float *row, size_t n);
+/* total += n entries of the row from `at` on. */
+void nestling_add(float *total, Entries row, size_t at, size_t n);

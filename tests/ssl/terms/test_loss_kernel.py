@@ -76,25 +76,32 @@ def test_loss_gradient_and_metrics_are_those_of_the_passes_and_near_fp64(
     assert ours[2].num_rows == num_global * B
 
 
-@pytest.mark.parametrize(("dtype", "most"), [(torch.bfloat16, 0), (torch.float16, 1e-3)])
-def test_half_precision_is_read_as_fp32_and_only_its_gradient_rounded(dtype, most, monkeypatch):
-    views, teacher = [view.to(dtype) for view in views_of([2, 3])], drawn(2, B, K, seed=9).to(dtype)
+def test_bf16_is_read_as_fp32_and_only_its_gradient_rounded(monkeypatch):
+    views, teacher = [view.bfloat16() for view in views_of([2, 3])], drawn(2, B, K, seed=9).bfloat16()
     loss, gradients, targets = learned(views, teacher)
     expected, others, wanted = learned([view.float() for view in views], teacher.float())
     assert torch.equal(loss, expected)
     for mine, theirs in zip(gradients, others, strict=True):
-        assert mine.dtype == dtype
-        rounded = theirs.to(dtype).float()
-        assert (mine.float() - rounded).norm() <= most * rounded.norm()  # fp16 is scaled, then rounded
+        assert torch.equal(mine, theirs.bfloat16())
     assert torch.equal(targets.entropy, wanted.entropy)
     assert torch.equal(targets.total, wanted.total)
     passes, *_ = without_kernel(monkeypatch, lambda: learned(views, teacher))
     torch.testing.assert_close(loss, passes, rtol=1e-5, atol=0)
 
 
-def compared(gradient_in_place: bool) -> tuple[Tensor, Tensor]:
+def test_fp16_is_left_to_the_passes():
+    views, teacher = [view.half() for view in views_of([2, 3])], drawn(2, B, K, seed=9).half()
+    loss, gradients, _ = learned(views, teacher)
+    expected, others, _ = learned([view.float() for view in views], teacher.float())
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=0)
+    for mine, theirs in zip(gradients, others, strict=True):
+        assert mine.dtype == torch.float16
+        assert (mine.float() - theirs).norm() <= 1e-3 * theirs.norm()
+
+
+def compared(gradient_in_place: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """With a slope and a factor of each prototype, of rows that lie apart."""
-    logits = drawn(4, 2 * B, K)[:, ::2]
+    logits = drawn(4, 2 * B, K).to(dtype)[:, ::2]
     q = drawn(2, B, K, seed=1).softmax(-1)
     gradient = logits if gradient_in_place else torch.empty_like(logits)
     slope, rescale = (5 + drawn(K, seed=seed).abs() for seed in (2, 3))
@@ -102,12 +109,13 @@ def compared(gradient_in_place: bool) -> tuple[Tensor, Tensor]:
     return compare([logits], q, [gradient]), gradient
 
 
-def test_the_gradient_takes_the_place_of_the_logits_with_a_slope_of_each_prototype(monkeypatch):
-    loss, gradient = compared(gradient_in_place=True)
-    expected, expected_gradient = without_kernel(monkeypatch, lambda: compared(gradient_in_place=False))
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-6), (torch.bfloat16, 4e-3)])
+def test_the_gradient_takes_the_place_of_the_logits_with_a_slope_of_each_prototype(dtype, most, monkeypatch):
+    loss, gradient = compared(True, dtype)
+    expected, expected_gradient = without_kernel(monkeypatch, lambda: compared(False, dtype))
     torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
-    assert (gradient - expected_gradient).norm() <= 1e-6 * expected_gradient.norm()
-    assert torch.equal(compared(gradient_in_place=False)[1], gradient)
+    assert (gradient - expected_gradient).norm() <= most * expected_gradient.norm()
+    assert torch.equal(compared(False, dtype)[1], gradient)
 
 
 def test_exponentials_are_exact_to_two_tenmillionths():
@@ -131,10 +139,11 @@ def test_extreme_logits_give_what_fp64_gives(scale):
         assert (mine - theirs).norm() <= 1e-3 * theirs.norm()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("place", [0, 1500, K - 1])
-def test_what_is_not_finite_is_told_as_torch_tells_it(bad, place, monkeypatch):
-    views, teacher = views_of([2, 2]), drawn(2, B, K, seed=9)
+def test_what_is_not_finite_is_told_as_torch_tells_it(bad, place, dtype, monkeypatch):
+    views, teacher = [view.to(dtype) for view in views_of([2, 2])], drawn(2, B, K, seed=9).to(dtype)
     views[1][1, 2, place] = bad
     (loss, gradients, _), (expected, others, _) = (
         learned(views, teacher),
@@ -176,6 +185,8 @@ def test_other_tensors_go_the_other_way():
     assert compiled.takes(torch.ones(2, 3))
     assert not compiled.takes(torch.ones(2, 3), torch.ones(2, 3, dtype=torch.float64))
     assert not compiled.takes(torch.ones(2, 3).bfloat16())
+    assert compiled.takes_rows(torch.ones(2, 3), torch.ones(2, 3).bfloat16())
+    assert not compiled.takes_rows(torch.ones(2, 3).half())
     assert not compiled.takes(torch.ones(3, 2).mT)
     assert not compiled.takes(torch.ones(2, 0))
     assert not compiled.takes(torch.ones(2, 3, device="meta"))
@@ -197,6 +208,8 @@ GOOD = {
         {"logits": np.ones((2, 3, 9), np.float32)},
         {"logits": np.ones((2, 4, 8), np.float32)},
         {"logits": np.ones((2, 3, 8))},
+        {"logits": np.ones((2, 3, 8), np.int16)},
+        {"slope": np.ones(8, np.uint16)},
         {"logits": np.ones((2, 3, 16), np.float32)[..., ::2]},
         {"gradients": np.ones((1, 3, 8), np.float32)},
         {"gradients": bytes(8)},
