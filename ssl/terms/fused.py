@@ -63,6 +63,7 @@ def fused_loss(
             loss += compare(block, targets_of(of_teacher[:, few]), block if learns else None)
         if learns:
             gradient.add(images, logits)
+        del logits, of_teacher, block  # before the next images take as much
     loss *= temperature / scale
     return with_gradients(loss, scale, *gradient.folded(student.vectors)) if learns else loss
 
