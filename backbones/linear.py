@@ -41,10 +41,10 @@ def by_onednn(x: Tensor, weight: Tensor) -> bool:
 
     Not under a dispatch mode, such as that of a FLOP counter, which looks for torch's own operations.
     """
-    if x.device.type != "cpu" or not multiplies_faster() or torch.is_autocast_enabled("cpu"):
-        return False
-    is_plain = backward_by_hand(x) and type(weight) in (Tensor, nn.Parameter)
-    if not is_plain or _get_current_dispatch_mode() is not None:
+    if not backward_by_hand(x) or type(weight) not in (Tensor, nn.Parameter):
+        return False  # before all else, which a graph that is being traced can't follow
+    is_torchs = _get_current_dispatch_mode() is not None or torch.is_autocast_enabled("cpu")
+    if is_torchs or x.device.type != "cpu" or not multiplies_faster():
         return False
     return x.dtype == weight.dtype == torch.float32 and x.numel() * len(weight) >= WORTH_IT
 
