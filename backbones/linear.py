@@ -77,6 +77,7 @@ class Product(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Shape: gradient (..., D) -> those of x, weight and bias."""
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad
         rows = gradient.flatten(0, -2)
