@@ -46,7 +46,8 @@ def by_onednn(x: Tensor, weight: Tensor) -> bool:
     is_torchs = _get_current_dispatch_mode() is not None or torch.is_autocast_enabled("cpu")
     if is_torchs or x.device.type != "cpu" or not multiplies_faster():
         return False
-    return x.dtype == weight.dtype == torch.float32 and x.numel() * len(weight) >= WORTH_IT
+    has_rows = x.ndim > 1 and x.numel() * len(weight) >= WORTH_IT
+    return has_rows and x.dtype == weight.dtype == torch.float32
 
 
 @cache

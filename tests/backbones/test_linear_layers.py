@@ -82,6 +82,7 @@ def test_few_rows_and_other_types_are_left_to_torch():
     layer, x = layer_and_rows()
     assert by_onednn(x, layer.weight)
     assert not by_onednn(x[:, :10], layer.weight)
+    assert not by_onednn(torch.ones(4096), torch.ones(4096, 4096))
     assert not by_onednn(x.double(), layer.weight.double())
     assert not by_onednn(x.to("meta"), layer.weight)
     with torch.autocast("cpu", torch.bfloat16):
