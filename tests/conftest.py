@@ -88,3 +88,10 @@ def own_backbones() -> Iterator[None]:
 
     with registered():
         yield
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled() -> None:
+    """torch.compile refuses a function that an earlier test has let it compile too often."""
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch._dynamo"].reset()

@@ -34,13 +34,41 @@ def test_gradients_are_those_of_finite_differences():
     assert torch.autograd.gradcheck(FewTokens.apply, inputs())
 
 
-def test_it_trains_on_few_tokens_in_full_precision_and_leaves_the_rest_to_torch():
-    assert few_tokens.takes(inputs(few_tokens.LONGEST, torch.float32))
-    assert not few_tokens.takes(inputs(few_tokens.LONGEST + 1, torch.float32))
-    assert not few_tokens.takes(inputs(dtype=torch.bfloat16))
+def test_it_trains_on_few_tokens_and_leaves_the_rest_to_torch():
+    for dtype in (torch.bfloat16, torch.float32, torch.float64):
+        assert few_tokens.takes(inputs(few_tokens.LONGEST, dtype))
+        assert not few_tokens.takes(inputs(few_tokens.LONGEST + 1, dtype))
+    assert not few_tokens.takes(inputs(dtype=torch.float16))
     assert not few_tokens.takes(inputs().detach())
     with torch.no_grad():
         assert not few_tokens.takes(inputs())
+
+
+@pytest.mark.parametrize("spread", [1, 3])  # of larger scores the rounding weighs more
+def test_in_bf16_values_and_gradients_are_as_near_to_exact_ones_as_torchs(spread):
+    torch.manual_seed(0)
+    given, direction = torch.randn(2, 50, 3, 2, 64) * spread, torch.randn(2, 50, 128).bfloat16()
+    given = given.bfloat16()
+
+    def computed(function, dtype):
+        qkv = given.to(dtype).requires_grad_()
+        output = function(qkv)
+        output.backward(direction.to(dtype))
+        return output.detach().double(), *qkv.grad.double().unbind(dim=2)
+
+    exact = computed(torchs, torch.float64)
+    for ours, theirs, wanted in zip(
+        computed(FewTokens.apply, torch.bfloat16), computed(torchs, torch.bfloat16), exact, strict=True
+    ):
+        assert (ours - wanted).norm() < 1.5 * (theirs - wanted).norm()
+        assert (ours - wanted).norm() < 6e-3 * wanted.norm()
+
+
+def test_autocast_leaves_scores_in_full_precision():
+    given = inputs(dtype=torch.bfloat16)
+    expected = FewTokens.apply(given)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(FewTokens.apply(given), expected, rtol=0, atol=0)
 
 
 def test_attention_of_a_block_uses_it_and_is_the_same_without(monkeypatch):
