@@ -19,8 +19,8 @@ from nestling.backbones.windows import Windows, kept, token_places
 
 
 def can_gather(x: Tensor) -> bool:
-    """Whether attention is computed here: on a CPU in fp32 or above, where a gradient by hand will do."""
-    return backward_by_hand(x) and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+    """Whether attention is computed here: on a CPU, where a gradient by hand will do."""
+    return backward_by_hand(x) and x.device.type == "cpu" and x.dtype != torch.float16
 
 
 def attend(
@@ -36,15 +36,15 @@ def attend(
         added = tokens.new_zeros(tokens.shape[-1]) if padding is None else padding
         tokens = torch.cat([tokens, added.expand(len(tokens), 1, -1)], dim=1)
     with torch.autocast("cpu", enabled=False):
-        exact = tokens.to(torch.promote_types(tokens.dtype, torch.float32))
-        attended: Tensor = _Attention.apply(exact, bias, windows, num_heads)
+        attended: Tensor = _Attention.apply(tokens, bias, windows, num_heads)
     return attended.unflatten(1, qkv.shape[1:3])
 
 
 class _Attention(torch.autograd.Function):
     """The equation and its derivative: of what lies between, only q, k, v and the weights are kept.
 
-    In fp32 under autocast too: a CPU's many small products are no faster in bf16.
+    Of bf16 the scores, the softmax and its gradient are fp32; the weights are rounded for the products that
+    follow.
 
     RuntimeError for a second derivative (create_graph=True): take it by torch.func.grad of torch.func.grad,
     under which autograd's own gradient is used.
@@ -57,14 +57,14 @@ class _Attention(torch.autograd.Function):
         ctx.windows, ctx.heads = windows, (len(tokens), windows.number, num_heads)
         ctx.bias_shape = None if bias is None else bias.shape
         parts = _gathered(windows, tokens, 3, num_heads)  # 3 G T D
-        weights = torch.bmm(parts[0], parts[1].mT)  # G T T
+        weights = torch.bmm(wide(parts[0]), wide(parts[1]).mT)  # G T T
         ctx.scale = parts.shape[-1] ** -0.5
         if bias is None:
             weights.mul_(ctx.scale)
         else:
             logits = weights.unflatten(0, ctx.heads)
             torch.add(bias, logits, alpha=ctx.scale, out=logits)
-        torch.softmax(weights, -1, out=weights)
+        weights = torch.softmax(weights, -1, out=weights).to(parts.dtype)
         ctx.save_for_backward(parts, weights)
         return _returned(windows, torch.bmm(weights, parts[2])[None], ctx.heads)
 
@@ -80,16 +80,23 @@ class _Attention(torch.autograd.Function):
         (grad,) = _gathered(ctx.windows, grad, 1, ctx.heads[-1])  # G T D
         change = torch.empty_like(parts)
         torch.bmm(weights.mT, grad, out=change[2])
-        logits = torch._softmax_backward_data(torch.bmm(grad, v.mT), weights, -1, weights.dtype)
+        logits = torch.bmm(wide(grad), wide(v).mT)
+        logits = torch._softmax_backward_data(logits, wide(weights), -1, logits.dtype)
+        bias = logits.unflatten(0, ctx.heads).sum_to_size(ctx.bias_shape) if ctx.needs_input_grad[1] else None
+        logits = logits.to(k.dtype)
         change[0].baddbmm_(logits, k, beta=0, alpha=ctx.scale)
         change[1].baddbmm_(logits.mT, q, beta=0, alpha=ctx.scale)
-        bias = logits.unflatten(0, ctx.heads).sum_to_size(ctx.bias_shape) if ctx.needs_input_grad[1] else None
         tokens = _returned(ctx.windows, change, ctx.heads)
         if ctx.windows.is_padded and not ctx.windows.masked:
             padded = kept(grad, _padded, ctx.windows)[:, None, :, None]  # W 1 T 1
             added = (change.unflatten(1, ctx.heads) * padded).sum((2, 4))  # 3 B H D
             tokens = torch.cat([tokens, added.transpose(0, 1).flatten(1)[:, None]], dim=1)
         return tokens, bias, None, None
+
+
+def wide(x: Tensor) -> Tensor:
+    """In fp32 at least."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _gathered(windows: Windows, tokens: Tensor, parts: int, num_heads: int) -> Tensor:

@@ -32,7 +32,23 @@ def test_values_and_gradients_equal_those_of_cut_windows(grid, masked, shifted, 
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11)
 
 
-def test_autocast_attends_in_full_precision_and_gives_gradients_of_the_inputs_type():
+@pytest.mark.parametrize("masked", [False, True])
+def test_in_bf16_values_and_gradients_are_as_near_to_exact_ones_as_those_of_cut_windows(masked):
+    torch.manual_seed(0)
+    layer = WindowAttention(64, 2, 7, shifted=True, masked=masked).bfloat16()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.mul_(8)
+    windows, x = cut_grid((10, 13), 7, True, masked), torch.randn(2, 10, 13, 64).bfloat16()
+    ours, theirs = (with_gradients(layer, run, windows, x) for run in (layer.gathered, layer.within))
+    exact = with_gradients(layer.double(), layer.within, windows, x.double())
+    for one, other, wanted in zip(ours, theirs, exact, strict=True):
+        assert one.dtype == torch.bfloat16
+        wanted = wanted.double()
+        assert (one - wanted).norm() < max(1.2 * (other - wanted).norm(), 4e-3 * wanted.norm())
+
+
+def test_autocast_keeps_the_softmax_in_full_precision_and_gives_gradients_of_the_inputs_type():
     torch.manual_seed(0)
     layer, x = WindowAttention(32, 2, 3, shifted=True), torch.randn(2, 7, 5, 32, requires_grad=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
