@@ -6,12 +6,15 @@ of threads.
 Shapes used below: T global views, n images of a block, G views of one crop size, K prototypes.
 """
 
+import ctypes
 import math
 import os
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -27,6 +30,7 @@ except ImportError as error:
     raise ImportError(f"nestling's compiled kernel can't be loaded, reinstall nestling: {error}") from error
 
 WORTH_A_THREAD = 2**18  # logits; fewer are done before another thread has begun
+PROCESS = os.getpid()
 
 
 def takes(*tensors: Tensor) -> bool:
@@ -65,11 +69,11 @@ def compare(
     q, slopes = targets.detach().numpy(), slope.numpy()
     rescales = None if rescale is None else rescale.numpy()
 
-    def work(start: int, end: int) -> None:
+    def work(start: int, end: int, threads: int) -> None:
         for logits, gradient, first in given:
             into = None if gradient is None else gradient[:, start:end]
             few = (logits[:, start:end], into, q[:, start:end])
-            kernel.compare(*few, slopes, rescales, losses[start:end], first, weight)
+            kernel.compare(*few, slopes, rescales, losses[start:end], first, weight, threads)
 
     share(work, targets.shape[1], sum(logits.numel() for logits, _, _ in groups))
     return math.fsum(losses)
@@ -86,8 +90,8 @@ def make_targets(logits: Tensor, bias: Tensor, slope: Tensor, q: Tensor) -> tupl
     told = np.zeros((*logits.shape[:2], 2))
     given, out, factors = array(logits), q.numpy(), (bias.numpy(), slope.numpy())
 
-    def work(start: int, end: int) -> None:
-        kernel.targets(given[:, start:end], *factors, out[:, start:end], told[:, start:end])
+    def work(start: int, end: int, threads: int) -> None:
+        kernel.targets(given[:, start:end], *factors, out[:, start:end], told[:, start:end], threads)
 
     share(work, logits.shape[1], logits.numel())
     return math.fsum(told[..., 0].flat), torch.from_numpy(told[..., 1]).flatten().long()
@@ -96,9 +100,11 @@ def make_targets(logits: Tensor, bias: Tensor, slope: Tensor, q: Tensor) -> tupl
 def add_rows(total: Tensor, rows: Tensor) -> None:
     """total += all rows, shared by columns. Shape: (K,), (T, n, K)."""
     sums, given = total.numpy(), array(rows)
-    share(
-        lambda start, end: kernel.add_rows(sums[start:end], given[..., start:end]), len(total), rows.numel()
-    )
+
+    def work(start: int, end: int, threads: int) -> None:
+        kernel.add_rows(sums[start:end], given[..., start:end], threads)
+
+    share(work, len(total), rows.numel())
 
 
 def array(rows: Tensor) -> np.ndarray:
@@ -115,14 +121,33 @@ def empty_like(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return made
 
 
-def share(work: Callable[[int, int], None], number: int, num_logits: int) -> None:
-    """Call it for ranges of that number of images, the first of them in this thread."""
+def share(work: Callable[[int, int, int], None], number: int, num_logits: int) -> None:
+    """Let all of `number` be worked on: by one call, given a number of threads, or by one for each thread."""
     threads = max(1, min(torch.get_num_threads(), number, num_logits // WORTH_A_THREAD))
+    if threads == 1 or (os.getpid() == PROCESS and takes_torchs_threads()):
+        work(0, number, threads)
+        return
     ranges = list(pairwise(number * thread // threads for thread in range(threads + 1)))
-    others = [pool(os.getpid(), threads - 1).submit(work, *few) for few in ranges[1:]]
-    work(*ranges[0])
+    others = [pool(os.getpid(), threads - 1).submit(work, *few, 1) for few in ranges[1:]]
+    work(*ranges[0], 1)
     for other in others:
         other.result()
+
+
+@cache
+def takes_torchs_threads() -> bool:
+    """Whether the kernel has been told how to run in torch's threads: by the OpenMP that torch brings.
+
+    Linux's and macOS's know GNU's way to call them. A fork has no such threads, and OpenMP doesn't notice.
+    """
+    suffix = {"linux": "so", "darwin": "dylib"}.get(sys.platform)
+    library = Path(torch.__file__).parent / "lib" / f"libtorch_cpu.{suffix}"
+    try:
+        address = ctypes.cast(ctypes.CDLL(str(library)).GOMP_parallel, ctypes.c_void_p).value
+    except (OSError, AttributeError):  # another system, or another OpenMP
+        return False
+    kernel.use_threads(address)
+    return address is not None
 
 
 @cache

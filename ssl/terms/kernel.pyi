@@ -2,7 +2,12 @@
 
 import numpy as np
 
-def targets(logits: np.ndarray, bias: np.ndarray, slope: np.ndarray, q: np.ndarray, told: np.ndarray) -> None:
+def use_threads(address: int | None) -> None:
+    """Of GOMP_parallel; without it `threads` below is how often the work is divided, in one thread."""
+
+def targets(
+    logits: np.ndarray, bias: np.ndarray, slope: np.ndarray, q: np.ndarray, told: np.ndarray, threads: int
+) -> None:
     """q = softmax(bias + slope * logits); `told`, float64 (T, n, 2), gets entropy and winner of each row.
 
     `logits` are fp32, or bf16 seen as uint16, here and below.
@@ -20,6 +25,7 @@ def compare(
     losses: np.ndarray,
     first: int,
     weight: float,
+    threads: int,
 ) -> None:
     """The views of one crop size, of which the first is student view `first`.
 
@@ -29,7 +35,7 @@ def compare(
         logits, gradients: (G, n, K); targets: (T, n, K); slope, rescale: (K,) or (1,)
     """
 
-def add_rows(total: np.ndarray, rows: np.ndarray) -> None:
+def add_rows(total: np.ndarray, rows: np.ndarray, threads: int) -> None:
     """total += all rows. Shape: (K,), (T, n, K)."""
 
 def use_large_pages(array: np.ndarray) -> None:

@@ -12,6 +12,7 @@
 #endif
 
 #include "rows.h"
+#include "share.h"
 
 #define MOST 6 /* arrays of a call */
 #define LARGE_PAGE (2 << 20)
@@ -71,55 +72,79 @@ static PyObject *refused(Arrays *arrays) {
     return NULL;
 }
 
+typedef struct {
+    const Py_buffer *logits, *q, *told;
+    Row bias, slope;
+    Part *parts; /* of each thread */
+} Teacher;
+
+static void make_targets(void *on, size_t start, size_t end, size_t part) {
+    const Teacher *t = on;
+    Py_ssize_t views = t->logits->shape[0], k = t->logits->shape[2];
+    for (Py_ssize_t image = start; image < (Py_ssize_t)end; image++)
+        for (Py_ssize_t view = 0; view < views; view++) {
+            size_t winner = 0;
+            double *of_row = row_of(t->told, view, image);
+            of_row[0] = nestling_target(row_of(t->q, view, image), entries_of(t->logits, view, image), t->bias,
+                                        t->slope, t->parts + part * nestling_parts(k), k, &winner);
+            of_row[1] = (double)winner;
+        }
+}
+
 static PyObject *targets(PyObject *self, PyObject *arguments) {
     PyObject *objects[5];
+    int threads;
     float biases[CHUNK], slopes[CHUNK];
     Arrays arrays = {.count = 0};
-    Row bias = {0}, slope = {0};
-    if (!PyArg_ParseTuple(arguments, "OOOOO", &objects[0], &objects[1], &objects[2], &objects[3], &objects[4]))
+    Teacher teacher = {0};
+    if (!PyArg_ParseTuple(arguments, "OOOOOi", &objects[0], &objects[1], &objects[2], &objects[3], &objects[4],
+                          &threads))
         return NULL;
-    Py_buffer *logits = taken(&arrays, objects[0], ROWS, 3, 0), *of_bias = taken(&arrays, objects[1], "f", 1, 0);
-    Py_buffer *of_slope = taken(&arrays, objects[2], "f", 1, 0), *q = taken(&arrays, objects[3], "f", 3, 1);
+    Py_buffer *logits = taken(&arrays, objects[0], ROWS, 3, 0), *bias = taken(&arrays, objects[1], "f", 1, 0);
+    Py_buffer *slope = taken(&arrays, objects[2], "f", 1, 0), *q = taken(&arrays, objects[3], "f", 3, 1);
     Py_buffer *told = taken(&arrays, objects[4], "d", 3, 1);
     if (arrays.is_wrong) return refused(&arrays);
     Py_ssize_t views = logits->shape[0], images = logits->shape[1], k = logits->shape[2];
-    bias = spread(&arrays, of_bias, k, biases);
-    slope = spread(&arrays, of_slope, k, slopes);
-    if (arrays.is_wrong || k < 1 || !are_alike(q, logits) || told->shape[0] != views || told->shape[1] != images ||
-        told->shape[2] != 2)
+    teacher = (Teacher){logits, q, told, spread(&arrays, bias, k, biases), spread(&arrays, slope, k, slopes), NULL};
+    if (arrays.is_wrong || k < 1 || threads < 1 || !are_alike(q, logits) || told->shape[0] != views ||
+        told->shape[1] != images || told->shape[2] != 2)
         return refused(&arrays);
-    Part *parts = PyMem_RawMalloc(sizeof(Part) * nestling_parts(k));
-    if (parts) {
+    teacher.parts = PyMem_RawMalloc(sizeof(Part) * nestling_parts(k) * threads);
+    if (teacher.parts) {
         Py_BEGIN_ALLOW_THREADS;
-        for (Py_ssize_t image = 0; image < images; image++)
-            for (Py_ssize_t view = 0; view < views; view++) {
-                size_t winner = 0;
-                double *of_row = row_of(told, view, image);
-                of_row[0] = nestling_target(row_of(q, view, image), entries_of(logits, view, image), bias, slope,
-                                            parts, k, &winner);
-                of_row[1] = (double)winner;
-            }
+        nestling_share(make_targets, &teacher, images, threads);
         Py_END_ALLOW_THREADS;
     }
-    PyMem_RawFree(parts);
+    PyMem_RawFree(teacher.parts);
     release(&arrays);
-    if (!parts) return PyErr_NoMemory();
+    if (!teacher.parts) return PyErr_NoMemory();
     Py_RETURN_NONE;
+}
+
+typedef struct {
+    const Py_buffer *total, *rows;
+} Sum;
+
+/* Of a range of chunks. */
+static void add_columns(void *on, size_t start, size_t end, size_t part) {
+    const Sum *s = on;
+    size_t k = s->total->shape[0];
+    for (size_t at = start * CHUNK; at < k && at < end * CHUNK; at += CHUNK)
+        for (Py_ssize_t view = 0; view < s->rows->shape[0]; view++)
+            for (Py_ssize_t image = 0; image < s->rows->shape[1]; image++)
+                nestling_add((float *)s->total->buf + at, entries_of(s->rows, view, image), at,
+                             k - at < CHUNK ? k - at : CHUNK);
 }
 
 static PyObject *add_rows(PyObject *self, PyObject *arguments) {
     PyObject *of_total, *of_rows;
+    int threads;
     Arrays arrays = {.count = 0};
-    if (!PyArg_ParseTuple(arguments, "OO", &of_total, &of_rows)) return NULL;
-    Py_buffer *total = taken(&arrays, of_total, "f", 1, 1), *rows = taken(&arrays, of_rows, ROWS, 3, 0);
-    if (arrays.is_wrong || rows->shape[2] != total->shape[0]) return refused(&arrays);
-    Py_ssize_t views = rows->shape[0], images = rows->shape[1], k = rows->shape[2];
+    if (!PyArg_ParseTuple(arguments, "OOi", &of_total, &of_rows, &threads)) return NULL;
+    Sum sum = {taken(&arrays, of_total, "f", 1, 1), taken(&arrays, of_rows, ROWS, 3, 0)};
+    if (arrays.is_wrong || threads < 1 || sum.rows->shape[2] != sum.total->shape[0]) return refused(&arrays);
     Py_BEGIN_ALLOW_THREADS;
-    for (Py_ssize_t at = 0; at < k; at += CHUNK)
-        for (Py_ssize_t view = 0; view < views; view++)
-            for (Py_ssize_t image = 0; image < images; image++)
-                nestling_add((float *)total->buf + at, entries_of(rows, view, image), at,
-                             k - at < CHUNK ? k - at : CHUNK);
+    nestling_share(add_columns, &sum, nestling_parts(sum.total->shape[0]), threads);
     Py_END_ALLOW_THREADS;
     release(&arrays);
     Py_RETURN_NONE;
@@ -130,13 +155,18 @@ typedef struct {
     Row slope, rescale;
     int first;
     double weight;
+    float *rows; /* two of each thread */
+    Part *parts;
 } Views;
 
 /* Image by image, so that its targets are near. The sum over all targets is the same for all local views. */
-static void compare_views(const Views *v, float *seen, float *memory, Part *parts) {
-    Py_ssize_t views = v->logits->shape[0], images = v->logits->shape[1], k = v->logits->shape[2];
+static void compare_views(void *on, size_t start, size_t end, size_t part) {
+    const Views *v = on;
+    Py_ssize_t views = v->logits->shape[0], k = v->logits->shape[2];
     int num_targets = (int)v->targets->shape[0];
-    for (Py_ssize_t image = 0; image < images; image++) {
+    float *seen = v->rows + 2 * part * k, *memory = seen + k;
+    Part *parts = v->parts + part * nestling_parts(k);
+    for (Py_ssize_t image = start; image < (Py_ssize_t)end; image++) {
         double loss = 0;
         for (Py_ssize_t view = 0; view < views; view++) {
             Py_ssize_t own = v->first + view;
@@ -153,11 +183,12 @@ static void compare_views(const Views *v, float *seen, float *memory, Part *part
 
 static PyObject *compare(PyObject *self, PyObject *arguments) {
     PyObject *objects[6];
+    int threads;
     float slopes[CHUNK], rescales[CHUNK], one = 1;
     Arrays arrays = {.count = 0};
     Views views = {0};
-    if (!PyArg_ParseTuple(arguments, "OOOOOOid", &objects[0], &objects[1], &objects[2], &objects[3], &objects[4],
-                          &objects[5], &views.first, &views.weight))
+    if (!PyArg_ParseTuple(arguments, "OOOOOOidi", &objects[0], &objects[1], &objects[2], &objects[3], &objects[4],
+                          &objects[5], &views.first, &views.weight, &threads))
         return NULL;
     views.logits = taken(&arrays, objects[0], ROWS, 3, 0);
     views.targets = taken(&arrays, objects[2], "f", 3, 0);
@@ -171,21 +202,20 @@ static PyObject *compare(PyObject *self, PyObject *arguments) {
     Py_buffer ones = {.buf = &one, .shape = &unit};
     if (objects[4] != Py_None) rescale = taken(&arrays, objects[4], "f", 1, 0);
     if (!arrays.is_wrong) views.rescale = spread(&arrays, rescale ? rescale : &ones, k, rescales);
-    if (arrays.is_wrong || k < 1 || views.first < 0 || views.targets->shape[0] > INT_MAX ||
+    if (arrays.is_wrong || k < 1 || threads < 1 || views.first < 0 || views.targets->shape[0] > INT_MAX ||
         views.targets->shape[1] != images || views.targets->shape[2] != k || views.losses->shape[0] != images ||
         (views.gradients && !are_alike(views.gradients, views.logits)))
         return refused(&arrays);
-    float *seen = PyMem_RawMalloc(sizeof(float) * k), *memory = PyMem_RawMalloc(sizeof(float) * k);
-    Part *parts = PyMem_RawMalloc(sizeof(Part) * nestling_parts(k));
-    int done = seen && memory && parts;
+    views.rows = PyMem_RawMalloc(sizeof(float) * 2 * k * threads);
+    views.parts = PyMem_RawMalloc(sizeof(Part) * nestling_parts(k) * threads);
+    int done = views.rows && views.parts;
     if (done) {
         Py_BEGIN_ALLOW_THREADS;
-        compare_views(&views, seen, memory, parts);
+        nestling_share(compare_views, &views, images, threads);
         Py_END_ALLOW_THREADS;
     }
-    PyMem_RawFree(seen);
-    PyMem_RawFree(memory);
-    PyMem_RawFree(parts);
+    PyMem_RawFree(views.rows);
+    PyMem_RawFree(views.parts);
     release(&arrays);
     if (!done) return PyErr_NoMemory();
     Py_RETURN_NONE;
@@ -205,11 +235,20 @@ static PyObject *use_large_pages(PyObject *self, PyObject *object) {
     Py_RETURN_NONE;
 }
 
+static PyObject *use_threads(PyObject *self, PyObject *address) {
+    void *of_parallel = PyLong_AsVoidPtr(address);
+    if (PyErr_Occurred()) return NULL;
+    nestling_use_threads(of_parallel);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
+    {"use_threads", use_threads, METH_O, "use_threads(address)"},
     {"use_large_pages", use_large_pages, METH_O, "use_large_pages(array)"},
-    {"targets", targets, METH_VARARGS, "targets(logits, bias, slope, q, told)"},
-    {"add_rows", add_rows, METH_VARARGS, "add_rows(total, rows)"},
-    {"compare", compare, METH_VARARGS, "compare(logits, gradients, targets, slope, rescale, losses, first, weight)"},
+    {"targets", targets, METH_VARARGS, "targets(logits, bias, slope, q, told, threads)"},
+    {"add_rows", add_rows, METH_VARARGS, "add_rows(total, rows, threads)"},
+    {"compare", compare, METH_VARARGS,
+     "compare(logits, gradients, targets, slope, rescale, losses, first, weight, threads)"},
     {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "kernel", NULL, -1, methods, NULL, NULL, NULL, NULL};

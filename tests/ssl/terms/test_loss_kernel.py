@@ -2,6 +2,9 @@
 
 import math
 import os
+import signal
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -165,8 +168,10 @@ def test_a_teacher_that_is_not_finite_is_told(bad):
     assert not targets.entropy.isfinite()
 
 
-def test_all_numbers_of_threads_give_the_same_bits_and_a_fork_has_its_own(threads, monkeypatch):
+@pytest.mark.parametrize("in_torchs", [True, False])
+def test_all_numbers_of_threads_give_the_same_bits(in_torchs, threads, monkeypatch):
     monkeypatch.setattr(compiled, "WORTH_A_THREAD", 1)
+    monkeypatch.setattr(compiled, "PROCESS", os.getpid() if in_torchs else -1)
     views, teacher = views_of([2, 3]), drawn(2, B, K, seed=9)
     made = []
     for number in (1, 2, 5):
@@ -177,8 +182,39 @@ def test_all_numbers_of_threads_give_the_same_bits_and_a_fork_has_its_own(thread
         assert all(torch.equal(a, b) for a, b in zip(gradients, made[0][1], strict=True))
         assert torch.equal(targets.entropy, made[0][2].entropy)
         assert torch.equal(targets.total, made[0][2].total)
-    assert compiled.pool(os.getpid(), 1) is compiled.pool(os.getpid(), 1)
-    assert compiled.pool(os.getpid() + 1, 1) is not compiled.pool(os.getpid(), 1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere torch may bring another OpenMP")
+def test_work_is_done_in_torchs_threads(threads, monkeypatch):
+    monkeypatch.setattr(compiled, "WORTH_A_THREAD", 1)
+    monkeypatch.setattr(compiled, "pool", None)
+    threads(2)
+    calls = []
+    compiled.share(lambda *given: calls.append(given), 5, 100)
+    assert calls == [(0, 5, 2)]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_fork_has_threads_of_its_own(threads, monkeypatch):
+    monkeypatch.setattr(compiled, "WORTH_A_THREAD", 1)
+    threads(2)
+    rows, total = drawn(2, B, K), torch.zeros(K)
+    compiled.add_rows(total, rows)
+    child = os.fork()
+    if not child:
+        again = torch.zeros(K)
+        compiled.add_rows(again, rows)
+        os._exit(0 if np.array_equal(again.numpy(), total.numpy()) else 1)
+    for _ in range(100):
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            break
+        time.sleep(0.1)
+    else:
+        os.kill(child, signal.SIGKILL)
+        pytest.fail("the fork waits for threads that it does not have")
+    assert status == 0
 
 
 def test_other_tensors_go_the_other_way():
@@ -223,12 +259,12 @@ GOOD = {
     ids=lambda wrong: next(iter(wrong)),
 )
 def test_what_does_not_fit_is_refused(wrong):
-    compiled.kernel.compare(*GOOD.values(), 0, 1.0)
+    compiled.kernel.compare(*GOOD.values(), 0, 1.0, 1)
     with pytest.raises((ValueError, BufferError), match=r"another type or shape|not writable"):
-        compiled.kernel.compare(*{**GOOD, **wrong}.values(), 0, 1.0)
+        compiled.kernel.compare(*{**GOOD, **wrong}.values(), 0, 1.0, 1)
     for arrays in ((GOOD["slope"][:7], GOOD["logits"]), (GOOD["slope"], GOOD["slope"])):
         with pytest.raises(ValueError, match="another type or shape"):
-            compiled.kernel.add_rows(*arrays)
+            compiled.kernel.add_rows(*arrays, 1)
     told = np.ones((2, 3, 1))
     with pytest.raises(ValueError, match="another type or shape"):
-        compiled.kernel.targets(GOOD["logits"], GOOD["slope"], GOOD["slope"], GOOD["targets"], told)
+        compiled.kernel.targets(GOOD["logits"], GOOD["slope"], GOOD["slope"], GOOD["targets"], told, 1)
