@@ -25,7 +25,7 @@ static void take_parts(void *shared) {
 
 static int is_done_by_all(Shared *shared) {
     if (!in_all_threads || shared->parts < 2) return 0;
-    in_all_threads(take_parts, shared, (unsigned)shared->parts, 0);
+    in_all_threads(take_parts, shared, 0, 0); /* in fewer it would end the others, to be made again later */
     return 1;
 }
 
