@@ -7,7 +7,8 @@ Prints a Markdown table: the extra memory at the peak and the time of a forward 
 forward and backward, and XCiT's share of ViT's. Each network and size has a process of its own, as what an
 earlier one left behind would hide a peak; past `--most-memory` gigabytes no larger size follows. Times are
 medians, on a CPU of the process' own time on one thread; `--repeats 0` takes that of the call whose memory
-is measured, where sizes take minutes. ViT must run torch's fused attention, which a profile tells.
+is measured, where sizes take minutes. ViT runs torch's fused attention at all sizes, which a profile tells;
+by itself it takes plain products for few tokens on a CPU.
 """
 
 import argparse
@@ -26,6 +27,7 @@ from side_by_side import machine, tensors_at_peak, timed
 from torch.profiler import ProfilerActivity, profile
 
 from nestling import backbones
+from nestling.backbones import few_tokens
 from nestling.ssl import allocator
 from nestling.ssl.run import memory
 
@@ -51,6 +53,7 @@ def measured(name: str, side: int, repeats: int, device: torch.device) -> Cost:
     """Here and now, in fp32; weights and their gradients are held before."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    few_tokens.LONGEST = 0  # none are few: the process is this measurement's own
     network = backbones.create(name).to(device)
     image = torch.randn(1, 3, side, side, device=device)
 
