@@ -143,11 +143,11 @@ def takes_torchs_threads() -> bool:
     suffix = {"linux": "so", "darwin": "dylib"}.get(sys.platform)
     library = Path(torch.__file__).parent / "lib" / f"libtorch_cpu.{suffix}"
     try:
-        address = ctypes.cast(ctypes.CDLL(str(library)).GOMP_parallel, ctypes.c_void_p).value
+        function = ctypes.CDLL(str(library)).GOMP_parallel
     except (OSError, AttributeError):  # another system, or another OpenMP
         return False
-    kernel.use_threads(address)
-    return address is not None
+    kernel.use_threads(ctypes.cast(function, ctypes.c_void_p).value or 0)
+    return True
 
 
 @cache

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-def use_threads(address: int | None) -> None:
-    """Of GOMP_parallel; without it `threads` below is how often the work is divided, in one thread."""
+def use_threads(address: int) -> None:
+    """That of GOMP_parallel; without it `threads` below only divides the work, in one thread."""
 
 def targets(
     logits: np.ndarray, bias: np.ndarray, slope: np.ndarray, q: np.ndarray, told: np.ndarray, threads: int
