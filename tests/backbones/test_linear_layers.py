@@ -26,15 +26,15 @@ def _on_amd(monkeypatch):
     monkeypatch.setattr(linear, "multiplies_faster", lambda: True)
 
 
-def layer_and_rows(bias=True):
+def layer_and_rows(bias=True, width=OUT):
     torch.manual_seed(0)
-    return Linear(IN, OUT, bias=bias), torch.randn(4, ROWS // 4, IN)
+    return Linear(IN, width, bias=bias), torch.randn(4, ROWS // 4, IN)
 
 
 def learned(layer, x, apply):
     """The output, and the gradients of a random sum of it."""
     torch.manual_seed(1)
-    weights = torch.randn(*x.shape[:-1], OUT, dtype=torch.float32)
+    weights = torch.randn(*x.shape[:-1], layer.out_features, dtype=torch.float32)
     x = x.clone().requires_grad_()
     layer.zero_grad()
     output = apply(x, layer.weight, layer.bias)
@@ -44,8 +44,9 @@ def learned(layer, x, apply):
 
 @has_onednn
 @pytest.mark.parametrize("bias", [True, False])
-def test_values_and_gradients_are_those_of_float64(bias):
-    layer, x = layer_and_rows(bias)
+@pytest.mark.parametrize("width", [OUT, IN, 64])  # a layer that narrows has its weight's gradient by oneDNN
+def test_values_and_gradients_are_those_of_float64(bias, width):
+    layer, x = layer_and_rows(bias, width)
     ours = learned(layer, x, Product.apply)
     expected = learned(layer.double(), x.double(), F.linear)
     for one, other in zip(ours, expected, strict=True):
