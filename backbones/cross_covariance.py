@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from nestling.backbones.dispatch import backward_by_hand
+from nestling.backbones.layers import wide
 
 SMALLEST = 1e-12  # of a norm, as in F.normalize
 
@@ -52,8 +53,7 @@ def norms(x: Tensor) -> Tensor:
     Shape:
         x: (..., N, D) -> (..., 1, D)
     """
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
-    return x.square().sum(dim=-2, keepdim=True).clamp_min(SMALLEST**2).sqrt()
+    return wide(x).square().sum(dim=-2, keepdim=True).clamp_min(SMALLEST**2).sqrt()
 
 
 class CrossCovariance(torch.autograd.Function):

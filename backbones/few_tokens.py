@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from nestling.backbones.dispatch import backward_by_hand
+from nestling.backbones.layers import wide
 
 LONGEST = 256  # tokens; with heads of 64 channels the weights kept are then as many as q, k, v and one more
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)
@@ -69,6 +70,6 @@ class FewTokens(torch.autograd.Function):
 
 def scaled_product(a: Tensor, b: Tensor) -> Tensor:
     """a b^T / sqrt(D), in fp32 at least. Shape: (M, T, D), (M, T, D) -> (M, T, T)."""
-    a, b = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (a, b))
+    a, b = wide(a), wide(b)
     with torch.autocast("cpu", enabled=False):  # which would round them again
         return torch.baddbmm(a.new_empty(()), a, b.mT, beta=0, alpha=1 / math.sqrt(a.shape[-1]))

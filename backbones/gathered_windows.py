@@ -15,6 +15,7 @@ from torch.amp import custom_bwd, custom_fwd
 from torch.autograd.function import once_differentiable
 
 from nestling.backbones.dispatch import backward_by_hand
+from nestling.backbones.layers import wide
 from nestling.backbones.windows import Windows, kept, token_places
 
 
@@ -92,11 +93,6 @@ class _Attention(torch.autograd.Function):
             added = (change.unflatten(1, ctx.heads) * padded).sum((2, 4))  # 3 B H D
             tokens = torch.cat([tokens, added.transpose(0, 1).flatten(1)[:, None]], dim=1)
         return tokens, bias, None, None
-
-
-def wide(x: Tensor) -> Tensor:
-    """In fp32 at least."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _gathered(windows: Windows, tokens: Tensor, parts: int, num_heads: int) -> Tensor:

@@ -119,6 +119,11 @@ class LayerScale(nn.Module):
         return self.gamma
 
 
+def wide(x: Tensor) -> Tensor:
+    """In fp32 at least."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def init_linear(module: nn.Module) -> None:
     """The published initialisation of transformers: truncated normal weights (0.02), zero biases."""
     if isinstance(module, nn.Linear):
