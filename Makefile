@@ -45,7 +45,7 @@ clean:  ## delete what was built, the virtual environment included
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # Editable, so that the checkout is what runs; the stamp spares a second installation.
-$(VENV)/%.stamp: setup.cfg setup.py pyproject.toml $(wildcard ssl/native/* ssl/*/native/*)
+$(VENV)/%.stamp: setup.cfg setup.py pyproject.toml $(wildcard backbones/native/* ssl/*/native/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "nestling needs Python 3.10 or newer, and $(PYTHON) is " + sys.version.split()[0] + ": try make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --disable-pip-version-check -e '.[$*]'

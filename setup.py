@@ -9,7 +9,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-# Contracted products would round differently from processor to processor.
+# Contracted products would round differently from processor to processor, and at the end of a loop.
 GNU = [
     "-O3",
     "-ffp-contract=off",
@@ -20,6 +20,7 @@ GNU = [
 ]
 FLAGS = {"msvc": ["/O2", "/fp:precise", "/std:c11", "/utf-8"]}  # C11 has `restrict`
 FINITE = {"nestling.ssl.views.kernel"}  # all levels are; of logits it must be seen when they are not
+SHARED = Path("backbones/native")  # what the kernels of ssl use of it too
 
 
 class Build(build_ext):
@@ -31,11 +32,16 @@ class Build(build_ext):
         super().build_extension(ext)
 
 
-def kernel(folder: str) -> Extension:
-    """The C files in `native` of a folder."""
-    sources = sorted(str(path) for path in Path(folder, "native").glob("*.c"))
-    headers = [str(path) for path in (*Path(folder, "native").glob("*.h"), *Path("ssl/native").glob("*.h"))]
-    return Extension(f"nestling.{folder.replace('/', '.')}.kernel", sources, depends=headers, optional=True)
+def kernel(folder: str, *shared: str) -> Extension:
+    """The C files in `native` of a folder, and some that are shared."""
+    sources = sorted(
+        str(path) for path in (*Path(folder, "native").glob("*.c"), *map(SHARED.joinpath, shared))
+    )
+    headers = {str(path) for place in (Path(folder, "native"), SHARED) for path in place.glob("*.h")}
+    name = f"nestling.{folder.replace('/', '.')}.kernel"
+    return Extension(name, sources, depends=sorted(headers), optional=True)
 
 
-setup(ext_modules=[kernel("ssl/views"), kernel("ssl/terms")], cmdclass={"build_ext": Build})
+KERNELS = [kernel("ssl/views"), kernel("ssl/terms", "share.c"), kernel("backbones")]
+
+setup(ext_modules=KERNELS, cmdclass={"build_ext": Build})

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 
 def on_cpu(x: Tensor) -> bool:
@@ -32,3 +33,11 @@ def backward_by_hand(x: Tensor) -> bool:
     transforms of torch.func. There plain operations compute the same.
     """
     return holds_numbers(x) and getattr(forward_ad, "_current_level", -1) < 0
+
+
+def calls_kernels(x: Tensor) -> bool:
+    """Whether x may go to a function of ours that torch doesn't know, or to another library than it takes.
+
+    Not under a dispatch mode, such as that of a FLOP counter, which looks for torch's own operations.
+    """
+    return backward_by_hand(x) and _get_current_dispatch_mode() is None and x.device.type == "cpu"

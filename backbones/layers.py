@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nestling.backbones.dispatch import on_cpu
+from nestling.backbones.gelu import Gelu
 from nestling.backbones.linear import Linear
 
 LayerNorm = partial(nn.LayerNorm, eps=1e-6)
@@ -49,21 +49,6 @@ class DropPath(nn.Module):
         return f"rate={self.rate}"
 
 
-class MapGelu(nn.GELU):
-    """GELU of maps whose channels lie innermost in memory.
-
-    Seen as tokens they are contiguous, which torch's fast path on CPUs asks for: 1.6 times as fast.
-
-    Shape:
-        x: (B, C, h, w) -> (B, C, h, w)
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        if on_cpu(x):
-            return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-        return super().forward(x)
-
-
 class Mlp(nn.Module):
     """Two linear layers with a GELU between.
 
@@ -74,7 +59,7 @@ class Mlp(nn.Module):
     def __init__(self, dim: int, hidden_dim: int) -> None:
         super().__init__()
         self.fc1 = Linear(dim, hidden_dim)
-        self.act = nn.GELU()
+        self.act = Gelu()
         self.fc2 = Linear(hidden_dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from nestling.backbones.dispatch import backward_by_hand
+from nestling.backbones.dispatch import calls_kernels
 
 WORTH_IT = 2**24  # multiply-adds; in fewer the weight, which oneDNN lays out anew, takes longer than is won
 
@@ -37,14 +36,10 @@ class Linear(nn.Linear):
 
 
 def by_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Whether `product` takes these, (..., C) and (D, C), in less time than torch's own.
-
-    Not under a dispatch mode, such as that of a FLOP counter, which looks for torch's own operations.
-    """
-    if not backward_by_hand(x) or type(weight) not in (Tensor, nn.Parameter):
+    """Whether `product` takes these, (..., C) and (D, C), in less time than torch's own."""
+    if not calls_kernels(x) or type(weight) not in (Tensor, nn.Parameter):
         return False  # before all else, which a graph that is being traced can't follow
-    is_torchs = _get_current_dispatch_mode() is not None or torch.is_autocast_enabled("cpu")
-    if is_torchs or x.device.type != "cpu" or not multiplies_faster():
+    if torch.is_autocast_enabled("cpu") or not multiplies_faster():
         return False
     has_rows = x.ndim > 1 and x.numel() * len(weight) >= WORTH_IT
     return has_rows and x.dtype == weight.dtype == torch.float32

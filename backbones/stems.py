@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nestling.backbones.dispatch import on_cpu
-from nestling.backbones.layers import MapGelu
+from nestling.backbones.gelu import MapGelu
 
 
 class ConvStem(nn.Module):

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from nestling.backbones.class_attention import ClassAttentionBlock
 from nestling.backbones.cross_covariance import cross_covariance
 from nestling.backbones.features import Backbone, Features, apply_mask, check_count
-from nestling.backbones.layers import DropPath, LayerNorm, MapGelu, Mlp, init_linear
+from nestling.backbones.gelu import MapGelu
+from nestling.backbones.layers import DropPath, LayerNorm, Mlp, init_linear
 from nestling.backbones.linear import Linear
 from nestling.backbones.options import check_choice, check_drop_path, check_positive, check_width
 from nestling.backbones.positions import FourierPositions

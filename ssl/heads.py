@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nestling.backbones.gelu import Gelu
 from nestling.backbones.linear import Linear
 
 
@@ -78,7 +79,7 @@ class ProjectionHead(nn.Module):
             if i < num_layers - 1:
                 if batch_norm:
                     layers.append(nn.BatchNorm1d(hidden_dim))
-                layers.append(nn.GELU())
+                layers.append(Gelu())
         self.mlp = nn.Sequential(*layers)
         for layer in self.mlp:
             if isinstance(layer, nn.Linear):

@@ -90,6 +90,16 @@ def own_backbones() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    """Sets the number of torch's threads, for the length of a test."""
+    import torch
+
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(autouse=True)
 def nothing_compiled() -> None:
     """torch.compile refuses a function that an earlier test has let it compile too often."""

@@ -6,31 +6,28 @@ of threads.
 Shapes used below: T global views, n images of a block, G views of one crop size, K prototypes.
 """
 
-import ctypes
 import math
 import os
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from nestling.backbones.kernels import PARALLEL, check_absent, has_torchs_threads
+
 try:
     import nestling.ssl.terms.kernel as kernel
-except ModuleNotFoundError as error:
-    if error.name != "nestling.ssl.terms.kernel":
-        raise
-    kernel = None  # type: ignore[assignment]  # no compiler was there
 except ImportError as error:
-    raise ImportError(f"nestling's compiled kernel can't be loaded, reinstall nestling: {error}") from error
+    check_absent(error, "nestling.ssl.terms.kernel")
+    kernel = None  # type: ignore[assignment]
+else:
+    kernel.use_threads(PARALLEL)
 
 WORTH_A_THREAD = 2**18  # logits; fewer are done before another thread has begun
-PROCESS = os.getpid()
 
 
 def takes(*tensors: Tensor) -> bool:
@@ -124,7 +121,7 @@ def empty_like(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 def share(work: Callable[[int, int, int], None], number: int, num_logits: int) -> None:
     """Let all of `number` be worked on: by one call, given a number of threads, or by one for each thread."""
     threads = max(1, min(torch.get_num_threads(), number, num_logits // WORTH_A_THREAD))
-    if threads == 1 or (os.getpid() == PROCESS and takes_torchs_threads()):
+    if threads == 1 or has_torchs_threads():
         work(0, number, threads)
         return
     ranges = list(pairwise(number * thread // threads for thread in range(threads + 1)))
@@ -132,22 +129,6 @@ def share(work: Callable[[int, int, int], None], number: int, num_logits: int) -
     work(*ranges[0], 1)
     for other in others:
         other.result()
-
-
-@cache
-def takes_torchs_threads() -> bool:
-    """Whether the kernel has been told how to run in torch's threads: by the OpenMP that torch brings.
-
-    Linux's and macOS's know GNU's way to call them. A fork has no such threads, and OpenMP doesn't notice.
-    """
-    suffix = {"linux": "so", "darwin": "dylib"}.get(sys.platform)
-    library = Path(torch.__file__).parent / "lib" / f"libtorch_cpu.{suffix}"
-    try:
-        function = ctypes.CDLL(str(library)).GOMP_parallel
-    except (OSError, AttributeError):  # another system, or another OpenMP
-        return False
-    kernel.use_threads(ctypes.cast(function, ctypes.c_void_p).value or 0)
-    return True
 
 
 @cache

@@ -15,18 +15,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nestling.backbones.kernels import check_absent
 from nestling.ssl.views.blur import gaussian_blur
 from nestling.ssl.views.color import clip, jitter, solarize, to_gray
 from nestling.ssl.views.plan import Jitter, View
 
 try:
     import nestling.ssl.views.kernel as kernel
-except ModuleNotFoundError as error:
-    if error.name != "nestling.ssl.views.kernel":
-        raise
-    kernel = None  # type: ignore[assignment]  # no compiler was there
 except ImportError as error:
-    raise ImportError(f"nestling's compiled kernel can't be loaded, reinstall nestling: {error}") from error
+    check_absent(error, "nestling.ssl.views.kernel")
+    kernel = None  # type: ignore[assignment]
 
 SMALL = 64  # up to this side of box and view, matrices resize
 UNCHANGED = Jitter((), 1, 1, 1, 0)

@@ -110,12 +110,19 @@ print("all imported")
     assert "all imported" in installed.python(program)
 
 
+KERNELS = ("ssl/views", "ssl/terms", "backbones")
+MODULES_OF_KERNELS = "from nestling.ssl.views import render; from nestling.ssl.terms import compiled"
+MODULES_OF_KERNELS += "; from nestling.backbones import gelu"
+NOT_THE_CHECKOUT = (
+    "import sys; sys.meta_path = [f for f in sys.meta_path if '__editable__' not in f.__module__]"
+)
+
+
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no compiler")
 def test_the_wheel_holds_the_compiled_kernels_and_uses_them(installed: Installed) -> None:
-    program = "from nestling.ssl.views import render; from nestling.ssl.terms import compiled"
-    program += "; print(render.kernel.__file__, compiled.kernel.__file__)"
-    for name, file in zip(("views", "terms"), installed.python(program).split(), strict=True):
-        assert file.startswith(f"{installed.site / 'nestling' / 'ssl' / name / 'kernel.'}")
+    program = f"{MODULES_OF_KERNELS}; print(*(module.kernel.__file__ for module in (render, compiled, gelu)))"
+    for folder, file in zip(KERNELS, installed.python(program).split(), strict=True):
+        assert file.startswith(f"{installed.site / 'nestling' / folder / 'kernel.'}")
 
 
 def test_without_a_compiler_all_else_is_built(installed: Installed, tmp_path: Path) -> None:
@@ -131,17 +138,16 @@ def test_without_a_compiler_all_else_is_built(installed: Installed, tmp_path: Pa
     environment = {**os.environ, "CC": "no-compiler"}
     done = subprocess.run(command, cwd=installed.source, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for name in ("views", "terms"):
-        folder = tmp_path / "built" / "nestling" / "ssl" / name
+    for name in KERNELS:
+        folder = tmp_path / "built" / "nestling" / name
         assert (folder / "__init__.py").is_file()
         assert [file.name for file in folder.glob("kernel.*")] == ["kernel.pyi"]
-    program = "from nestling.ssl.views import render; from nestling.ssl.terms import compiled"
-    program += "; print(render.kernel, compiled.kernel)"
+    program = f"{NOT_THE_CHECKOUT}; {MODULES_OF_KERNELS}; print(render.kernel, compiled.kernel, gelu.kernel)"
     alone = {**os.environ, "PYTHONPATH": str(tmp_path / "built")}
     shown = subprocess.run(
         [sys.executable, "-c", program], env=alone, cwd=tmp_path, capture_output=True, text=True
     )
-    assert shown.stdout == "None None\n", shown.stderr
+    assert shown.stdout == "None None None\n", shown.stderr
 
 
 def test_the_wheel_finds_its_recipes_configs(installed: Installed, repository: Path) -> None:

@@ -11,8 +11,8 @@
 #include <sys/mman.h>
 #endif
 
+#include "../../../backbones/native/share.h"
 #include "rows.h"
-#include "share.h"
 
 #define MOST 6 /* arrays of a call */
 #define LARGE_PAGE (2 << 20)

@@ -7,51 +7,17 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "../../native/processors.h"
+#include "../../../backbones/native/numbers.h"
+#include "../../../backbones/native/processors.h"
 
 #define LANES 64 /* sums that run beside each other */
-
-/* exp(x) for x <= 0, to 1e-7 of it; 0 where it is below what fp32 holds in full.
-
-   With n = round(x / log 2) it is 2^n exp(r): the rest r is at most log 2 / 2, for which a polynomial is
-   fitted. Adding 1.5 * 2^23 rounds, and leaves n in the last bits. log 2 is in two parts, the first short
-   enough that n times it is exact. */
-static inline float exponential(float x) {
-    const float lowest = -87.0f, rounding = 12582912.0f;
-    float y = x < lowest ? lowest : x; /* NaN stays */
-    float shifted = y * 1.44269504f + rounding, n = shifted - rounding;
-    float r = (y - n * 0.693359375f) + n * 2.12194440e-4f;
-    float p = 1.38146009e-3f;
-    p = p * r + 8.36871532e-3f;
-    p = p * r + 4.16683879e-2f;
-    p = p * r + 1.66665206e-1f;
-    p = p * r + 4.99999934e-1f;
-    p = p * (r * r) + r + 1.0f;
-    uint32_t bits;
-    float power;
-    memcpy(&bits, &shifted, sizeof bits);
-    bits = (bits << 23) + 0x3f800000u;
-    memcpy(&power, &bits, sizeof power);
-    return x < lowest ? 0.0f : p * power;
-}
 
 /* A chunk of the row from `at` on, put into `to` where it is not fp32. */
 static inline const float *chunk_of(Entries row, float *restrict to, size_t at, size_t n) {
     const uint16_t *restrict halves = (const uint16_t *)row.at + at;
     if (!row.is_half) return (const float *)row.at + at;
-    for (size_t i = 0; i < n; i++) {
-        uint32_t bits = (uint32_t)halves[i] << 16;
-        memcpy(to + i, &bits, sizeof bits);
-    }
+    for (size_t i = 0; i < n; i++) to[i] = nestling_whole_of(halves[i]);
     return to;
-}
-
-/* The nearest bf16, the even one of two; NaN stays. */
-static inline uint16_t half_of(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    bits += 0x7fffu + ((bits >> 16) & 1u);
-    return x == x ? (uint16_t)(bits >> 16) : 0x7fc0;
 }
 
 /* Lanes are short sums within a chunk, for which fp32 is enough. */
@@ -112,7 +78,7 @@ static inline double exponentials(float *restrict e, float *restrict x, float to
     for (size_t i = 0; i < n; i++) {
         float below = x[i] - top;
         x[i] = below;
-        e[i] = exponential(below);
+        e[i] = nestling_exponential(below);
     }
     return sum(e, n);
 }
@@ -172,7 +138,7 @@ double nestling_compare(Entries gradient, Entries logits, Row slope, const float
         if (gradient.is_half) {
             uint16_t *restrict halves = (uint16_t *)gradient.at + at;
             finish(x, kept + at, seen + at, share, factor, n);
-            for (size_t i = 0; i < n; i++) halves[i] = half_of(x[i]);
+            for (size_t i = 0; i < n; i++) halves[i] = nestling_half_of(x[i]);
         } else
             finish(kept + at, kept + at, seen + at, share, factor, n);
     }

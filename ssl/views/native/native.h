@@ -11,7 +11,7 @@ Shapes used below: S the side of the view, C channels, n pixels of a plane.
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../native/processors.h"
+#include "../../../backbones/native/processors.h"
 
 typedef struct {
     int order[4], num_operations; /* 0 brightness, 1 contrast, 2 saturation, 3 hue */

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from nestling.backbones import kernels
 from nestling.ssl.terms import compiled
 from nestling.ssl.terms.pairs import Comparison, Pairs, Scratch, multi_crop_loss
 from nestling.ssl.terms.targets import Targets
@@ -21,13 +22,6 @@ pytestmark = pytest.mark.skipif(
 
 B, K = 3, 2051  # two chunks and three entries more
 TEMPERATURE, TEACHER_TEMPERATURE = 0.1, 0.04
-
-
-@pytest.fixture
-def threads():
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -171,7 +165,7 @@ def test_a_teacher_that_is_not_finite_is_told(bad):
 @pytest.mark.parametrize("in_torchs", [True, False])
 def test_all_numbers_of_threads_give_the_same_bits(in_torchs, threads, monkeypatch):
     monkeypatch.setattr(compiled, "WORTH_A_THREAD", 1)
-    monkeypatch.setattr(compiled, "PROCESS", os.getpid() if in_torchs else -1)
+    monkeypatch.setattr(kernels, "PROCESS", os.getpid() if in_torchs else -1)
     views, teacher = views_of([2, 3]), drawn(2, B, K, seed=9)
     made = []
     for number in (1, 2, 5):
