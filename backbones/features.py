@@ -4,6 +4,7 @@ Shapes used below: B images, C input channels, D features, N = h * w patches of 
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -43,10 +44,12 @@ class Backbone(nn.Module, ABC):
     activation_checkpointing: bool = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """A class with a `forward` of its own doesn't inherit the short way of another one's."""
+        """A class with a `forward` of its own doesn't inherit the short ways of another one's."""
         super().__init_subclass__(**kwargs)
         if "forward" in vars(cls) and "image_vectors" not in vars(cls):
             cls.image_vectors = Backbone.image_vectors  # type: ignore[method-assign]
+        if "image_vectors" in vars(cls) and "view_vectors" not in vars(cls):
+            cls.view_vectors = Backbone.view_vectors  # type: ignore[method-assign]
 
     @abstractmethod
     def forward(self, images: Tensor, mask: Tensor | None = None) -> Features:
@@ -64,6 +67,14 @@ class Backbone(nn.Module, ABC):
             images: (B, C, H, W) -> (B, D)
         """
         return self(images).cls
+
+    def view_vectors(self, views: Sequence[Tensor]) -> list[Tensor]:
+        """`image_vectors` of several crop sizes, in less time where the family can take them together.
+
+        Shape:
+            views: V of (B, C, H, W) -> V of (B, D)
+        """
+        return [self.image_vectors(images) for images in views]
 
     @abstractmethod
     def pyramid(self, images: Tensor) -> list[Tensor]:

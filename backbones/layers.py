@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from nestling.backbones.gelu import Gelu
 from nestling.backbones.linear import Linear
+from nestling.backbones.packing import Sizes, pack
 
 LayerNorm = partial(nn.LayerNorm, eps=1e-6)
 
@@ -26,7 +27,7 @@ class DropPath(nn.Module):
     of all rates, where a number would be part of its code. `rate` may be set at any time.
 
     Shape:
-        x: (B, ...) -> (B, 1, 1)
+        x: (B, ...) -> (B, 1, 1); with `sizes` (R, ...) -> (R, 1), see packing.py
     """
 
     def __init__(self, rate: float) -> None:
@@ -42,7 +43,9 @@ class DropPath(nn.Module):
         self._rate, self.drops = rate, rate > 0
         self.keep = torch.tensor(1.0 - rate, dtype=torch.float64, device="cpu")
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, sizes: Sizes | None = None) -> Tensor:
+        if sizes is not None:
+            return pack([self(x.new_empty(images, 0)).expand(-1, tokens, -1) for images, tokens in sizes])
         return (torch.rand(len(x), 1, 1, device=x.device) < self.keep).to(x.dtype) / self.keep
 
     def extra_repr(self) -> str:

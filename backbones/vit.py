@@ -6,6 +6,8 @@ Shapes used below: B images, N = h * w patches of an h x w grid, P = 1 + registe
 T = P + N tokens, C channels.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -19,6 +21,7 @@ from nestling.backbones.options import (
     check_unread,
     check_width,
 )
+from nestling.backbones.packing import pack, sizes_of, unpack
 from nestling.backbones.position_table import resize_positions
 from nestling.backbones.positions import sincos2d
 from nestling.backbones.pyramid import fit_levels, level_ends, pyramid_layers, resize_levels
@@ -150,6 +153,20 @@ class ViT(Backbone):
         x, _, rope = self._embed(images)
         for block in self.blocks[:-1]:
             x = self.run(block, x, rope)
+        return self._gathered(x, rope)
+
+    def view_vectors(self, views: Sequence[Tensor]) -> list[Tensor]:
+        """All crop sizes share a call of each block but the last. Shape: V of (B, C, H, W) -> V of (B, D)."""
+        if len(views) == 1:
+            return super().view_vectors(views)
+        parts, _, ropes = zip(*map(self._embed, views), strict=True)
+        x, sizes = pack(parts), sizes_of(parts)
+        for block in self.blocks[:-1]:
+            x = self.run(block, x, ropes, False, sizes)
+        return [self._gathered(part, rope) for part, rope in zip(unpack(x, sizes), ropes, strict=True)]
+
+    def _gathered(self, x: Tensor, rope: Tensor | None) -> Tensor:
+        """The class token alone after the last block. Shape: x (B, T, C) -> (B, C)."""
         return self.norm(self.run(self.blocks[-1], x, rope, True)[:, 0])
 
     def last_blocks(self, images: Tensor, count: int) -> list[Features]:

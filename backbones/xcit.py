@@ -5,6 +5,9 @@ Parameters carry the published names, so official state dicts load as they are.
 Shapes used below: B images, N = h * w patch tokens of an h x w grid, C channels, H heads, D = C / H.
 """
 
+from collections.abc import Sequence
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +18,7 @@ from nestling.backbones.gelu import MapGelu
 from nestling.backbones.layers import DropPath, LayerNorm, Mlp, init_linear
 from nestling.backbones.linear import Linear
 from nestling.backbones.options import check_choice, check_drop_path, check_positive, check_width
+from nestling.backbones.packing import Sizes, by_size, pack, sizes_of, unpack
 from nestling.backbones.positions import FourierPositions
 from nestling.backbones.pyramid import crop_levels, level_ends, pyramid_layers, resize_levels
 from nestling.backbones.registry import register
@@ -28,7 +32,7 @@ class XCA(nn.Module):
     are L2-normalised over the tokens and t is a learned temperature per head.
 
     Shape:
-        x: (B, N, C) -> (B, N, C)
+        x: (B, N, C) -> (B, N, C); with `sizes` (R, C) -> (R, C)
     """
 
     def __init__(self, dim: int, num_heads: int) -> None:
@@ -38,9 +42,9 @@ class XCA(nn.Module):
         self.qkv = Linear(dim, 3 * dim)
         self.proj = Linear(dim, dim)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, sizes: Sizes | None = None) -> Tensor:
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # B N 3 H D
-        return self.proj(cross_covariance(qkv, self.temperature))
+        return self.proj(by_size(partial(cross_covariance, temperature=self.temperature), qkv, sizes))
 
 
 class LPI(nn.Module):
@@ -71,7 +75,7 @@ class XCABlock(nn.Module):
     Names follow the published weights, hence 1, 3, 2 in the order of use.
 
     Shape:
-        x: (B, N, C) -> (B, N, C)
+        x: (B, N, C), grid: (h, w) -> (B, N, C); with `sizes` x (R, C), a grid for each -> (R, C)
     """
 
     def __init__(
@@ -85,14 +89,16 @@ class XCABlock(nn.Module):
         self.gamma1, self.gamma2, self.gamma3 = (nn.Parameter(torch.full((dim,), layer_scale)) for _ in "123")
         self.drop_path = DropPath(drop_path)
 
-    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
-        x = self._add(x, self.attn(self.norm1(x)), self.gamma1)
-        x = self._add(x, self.local_mp(self.norm3(x), grid), self.gamma3)
-        return self._add(x, self.mlp(self.norm2(x)), self.gamma2)
+    def forward(
+        self, x: Tensor, grid: tuple[int, int] | Sequence[tuple[int, int]], sizes: Sizes | None = None
+    ) -> Tensor:
+        x = self._add(x, self.attn(self.norm1(x), sizes), self.gamma1, sizes)
+        x = self._add(x, by_size(self.local_mp, self.norm3(x), sizes, grid), self.gamma3, sizes)
+        return self._add(x, self.mlp(self.norm2(x)), self.gamma2, sizes)
 
-    def _add(self, x: Tensor, branch: Tensor, gamma: Tensor) -> Tensor:
+    def _add(self, x: Tensor, branch: Tensor, gamma: Tensor, sizes: Sizes | None = None) -> Tensor:
         if self.training and self.drop_path.drops:
-            gamma = gamma * self.drop_path(branch)  # B 1 C
+            gamma = gamma * self.drop_path(branch, sizes)  # B 1 C or R C
         return torch.addcmul(x, branch, gamma)
 
 
@@ -200,6 +206,20 @@ class XCiT(Backbone):
         patches, grid = self._embed(images)
         for block in self.blocks:
             patches = self.run(block, patches, grid)
+        return self._gathered(patches)
+
+    def view_vectors(self, views: Sequence[Tensor]) -> list[Tensor]:
+        """All crop sizes share a call of each XCA block. Shape: V of (B, C, H, W) -> V of (B, D)."""
+        if len(views) == 1:
+            return super().view_vectors(views)
+        parts, grids = zip(*map(self._embed, views), strict=True)
+        x, sizes = pack(parts), sizes_of(parts)
+        for block in self.blocks:
+            x = self.run(block, x, grids, sizes)
+        return [self._gathered(patches) for patches in unpack(x, sizes)]
+
+    def _gathered(self, patches: Tensor) -> Tensor:
+        """What the class token makes of the last XCA block's patches. Shape: (B, N, C) -> (B, C)."""
         cls = self._class_tokens(patches)
         for number, block in enumerate(self.cls_attn_blocks, start=1):
             cls, patches = self.run(block, cls, patches, number == len(self.cls_attn_blocks))

@@ -7,7 +7,7 @@ off. On a CPU both find freed memory again, as in training. One that can't multi
 twenty times slower than fp32: there bf16 runs on two small crops.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import timm
@@ -100,10 +100,11 @@ def as_timm(entries: dict[str, Tensor], theirs: nn.Module) -> dict[str, Tensor]:
 
 
 def vectors_of(network: nn.Module, views: list[Tensor], half: bool) -> Tensor:
-    """Image-level vectors: of all views, one forward pass per size."""
-    forward: Callable[[Tensor], Tensor] = network.image_vectors if isinstance(network, Backbone) else network
+    """Image-level vectors of all views: the peer has one forward pass per size."""
     with torch.autocast(views[0].device.type, torch.bfloat16, enabled=half):
-        return torch.cat([forward(images) for images in views])
+        if isinstance(network, Backbone):
+            return torch.cat(network.view_vectors(views))
+        return torch.cat([network(images) for images in views])
 
 
 def views_of(sides: dict[int, int], batch: int, device: torch.device) -> list[Tensor]:

@@ -47,13 +47,14 @@ def _tiny(x: torch.Tensor) -> torch.Tensor:
 def compile_blocks(method: SelfDistillation, config: Config) -> None:
     """Let every block of student and teacher be compiled when it is first called.
 
-    One graph per size of views, of fixed shapes: symbolic ones are slower, and Inductor fails on some of
-    XCiT's. Random numbers are drawn as without compilation, so that a run may go on either way.
+    One graph per size of views, or per pair where the family takes both sizes together, of fixed shapes:
+    symbolic ones are slower, and Inductor fails on some of XCiT's. Random numbers are drawn as without
+    compilation, so that a run may go on either way.
     """
     if not is_asked(config):
         return
     views, networks = config.views, (method.student, method.teacher)
-    num_sizes = len(views.global_size) + len(views.local_size)
+    num_sizes = (len(views.global_size) + 1) * (len(views.local_size) + 1)  # pairs, and each apart
     blocks = [block for network in networks for block in blocks_of(network.backbone)]
     from torch._dynamo import config as dynamo  # late: it takes a second to import
 

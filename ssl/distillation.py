@@ -36,7 +36,7 @@ class Network(nn.Module):
 
     def forward(self, views: list[Tensor], batch_size: int) -> Outputs:
         """`views`: per crop size (V * B, C, H, W), view-major."""
-        vectors = [self.backbone.image_vectors(images) for images in views]
+        vectors = self.backbone.view_vectors(views)
         sizes, together = [len(images) for images in views], torch.cat(vectors)
         last_layer = self.head.last_layer
         if is_sharded(last_layer.weight_v):

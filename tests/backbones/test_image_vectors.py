@@ -7,6 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from nestling import backbones
+from nestling.backbones.packing import unpack
 from nestling.backbones.xcit import XCiT
 
 SMALL = {"embed_dim": 32, "depth": 3, "num_heads": 2}
@@ -63,3 +64,67 @@ def test_a_class_with_a_forward_of_its_own_is_asked_for_its_own_vectors():
     images = torch.randn(1, 3, 32, 32)
     with torch.no_grad():
         assert torch.equal(network.image_vectors(images), network(images).cls)
+
+
+VIEWS = ((4, 32, 48), (6, 16, 16), (2, 24, 8))  # images, height, width
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_several_sizes_together_give_what_they_give_apart(name, checkpointing):
+    torch.manual_seed(0)
+    together = backbones.create(name, **NETWORKS[name]).double().train()
+    together.activation_checkpointing = checkpointing
+    apart = copy.deepcopy(together)
+    views = [torch.randn(images, 3, *size).double() for images, *size in VIEWS]
+    direction = torch.randn(together.embed_dim).double()
+    found, expected = together.view_vectors(views), [apart.image_vectors(images) for images in views]
+    for vectors in (found, expected):
+        (torch.cat(vectors) @ direction).square().sum().backward()
+    for ours, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-10)
+    for (key, parameter), other in zip(together.named_parameters(), apart.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, other.grad, rtol=1e-10, atol=1e-8, msg=key)
+    for (key, buffer), other in zip(together.named_buffers(), apart.buffers(), strict=True):
+        torch.testing.assert_close(buffer, other, rtol=0, atol=1e-12, msg=key)
+
+
+@pytest.mark.parametrize("name", ["xcit_tiny_12_p8", "vit_tiny_p8"])
+def test_blocks_are_called_once_for_all_sizes(name):
+    backbone, calls = backbones.create(name, **NETWORKS[name]), []
+    backbone.blocks[0].register_forward_hook(lambda *_: calls.append(1))
+    backbone.view_vectors([torch.randn(images, 3, *size) for images, *size in VIEWS])
+    assert calls == [1]
+
+
+@pytest.mark.parametrize("name", ["xcit_tiny_12_p8", "vit_tiny_p8"])
+def test_paths_are_dropped_for_whole_images_of_all_sizes(name):
+    """A dropped branch adds nothing, else it is scaled by 1 / (1 - rate)."""
+    torch.manual_seed(0)
+    block = backbones.create(name, drop_path=0.5, **NETWORKS[name]).train().blocks[-1]
+    sizes = tuple((images, height * width // 64) for images, height, width in VIEWS)
+    x = torch.randn(sum(images * tokens for images, tokens in sizes), 32)
+    factors = block.drop_path(x, sizes)
+    assert factors.shape == (len(x), 1)
+    of_images = [part.unique().tolist() for size in unpack(factors, sizes) for part in size]
+    assert sorted({factor for (factor,) in of_images}) == [0, 2]
+    torch.manual_seed(1)
+    dropped = [unpack(block.drop_path(x, sizes), sizes) for _ in "12" + "3" * name.startswith("xcit")]
+    grids = [(height // 8, width // 8) for _, height, width in VIEWS]
+    torch.manual_seed(1)
+    y = block(x, grids if name.startswith("xcit") else [None] * 3, sizes=sizes)
+    together = zip(unpack(y, sizes), unpack(x, sizes), strict=True)
+    changed = [(part != before).flatten(1).any(1) for part, before in together]
+    kept = [sum(part.flatten(1)[:, 0] for part in parts) > 0 for parts in zip(*dropped, strict=True)]
+    assert all(torch.equal(a, b) for a, b in zip(changed, kept, strict=True))
+
+
+def test_a_class_with_vectors_of_its_own_gives_them_for_several_sizes_too():
+    class Doubled(XCiT):
+        def image_vectors(self, images):
+            return 2 * super().image_vectors(images)
+
+    network = Doubled("doubled", patch=8, **SMALL).eval()
+    views = [torch.randn(images, 3, *size) for images, *size in VIEWS]
+    for found, images in zip(network.view_vectors(views), views, strict=True):
+        assert torch.equal(found, network.image_vectors(images))

@@ -60,7 +60,7 @@ def test_attention_maps_are_what_the_fused_path_averages_values_with(position, r
     model(images)
 
     # With one-hot values the fused kernel returns its own weights.
-    x, rope = seen["inputs"]
+    x, rope, _ = seen["inputs"]
     q, k, v = by_head(layer.projected(x), rope)
     tokens = 1 + registers + 15
     weights = F.scaled_dot_product_attention(q, k, torch.eye(tokens).double().expand(2, 2, -1, -1))

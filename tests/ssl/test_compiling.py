@@ -130,10 +130,10 @@ def test_a_run_goes_on_compiled_or_not_with_activations_computed_twice_or_not(im
     with torch.compiler.set_stance(force_backend="aot_eager"):
         before = num_graphs()
         found = losses(config(images, tmp_path / "blocks", "blocks", name, keep_last=9))
-        # One for the trial; then three kinds of blocks, the last of them for the class token alone, for the
-        # student of two sizes and the teacher of one.
+        # One for the trial; XCA blocks for the student of two sizes at once and the teacher of one; two kinds
+        # of class-attention blocks, the last of them for the class token alone, for each of these sizes.
         # Blocks of a kind share theirs, and k-NN, which is shown a third size, compiles none.
-        assert num_graphs() - before == 1 + 3 * 3
+        assert num_graphs() - before == 1 + 2 + 2 * 3
         assert found == pytest.approx(plain, abs=1e-5)
         for start, then in (("none", "blocks"), ("blocks", "none")):
             begun = tmp_path / f"{start}_then_{then}"
