@@ -4,6 +4,7 @@ Shapes used below: B images, N tokens, C channels.
 """
 
 from functools import partial
+from math import prod
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from nestling.backbones.gelu import Gelu
 from nestling.backbones.linear import Linear
-from nestling.backbones.packing import Sizes, pack
+from nestling.backbones.packing import Sizes, rows_of
 
 LayerNorm = partial(nn.LayerNorm, eps=1e-6)
 
@@ -45,7 +46,9 @@ class DropPath(nn.Module):
 
     def forward(self, x: Tensor, sizes: Sizes | None = None) -> Tensor:
         if sizes is not None:
-            return pack([self(x.new_empty(images, 0)).expand(-1, tokens, -1) for images, tokens in sizes])
+            return rows_of(
+                [self(x.new_empty(images, 0)).expand(-1, prod(rest), -1) for images, *rest in sizes]
+            )
         return (torch.rand(len(x), 1, 1, device=x.device) < self.keep).to(x.dtype) / self.keep
 
     def extra_repr(self) -> str:

@@ -5,6 +5,7 @@ Parameters carry the published names, so the state dicts of Swin and EsViT load 
 Shapes used below: B images, h x w grid of tokens of a stage, C channels.
 """
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -15,6 +16,7 @@ from nestling.backbones.features import Backbone, Features, apply_mask, check_co
 from nestling.backbones.layers import DropPath, Mlp, init_linear
 from nestling.backbones.linear import Linear
 from nestling.backbones.options import check_choice, check_drop_path, check_positive, check_width
+from nestling.backbones.packing import Sizes, by_size, pack, unpack
 from nestling.backbones.position_table import resize_positions
 from nestling.backbones.registry import register
 from nestling.backbones.symbolic_windows import settle
@@ -50,7 +52,7 @@ class PatchMerging(nn.Module):
     """Every 2 x 2 tokens become one of twice the width (section 3.1); an odd grid is padded with zeros.
 
     Shape:
-        x: (B, h, w, C) -> (B, ceil(h / 2), ceil(w / 2), 2 C)
+        x: (B, h, w, C) -> (B, ceil(h / 2), ceil(w / 2), 2 C); with `sizes` (R, C) -> (ca. R / 4, 2 C)
     """
 
     def __init__(self, dim: int) -> None:
@@ -58,19 +60,23 @@ class PatchMerging(nn.Module):
         self.norm = LayerNorm(4 * dim)
         self.reduction = Linear(4 * dim, 2 * dim, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        if any(isinstance(side, torch.SymInt) or side % 2 for side in x.shape[1:3]):
-            x = F.pad(x, (0, 0, 0, 1, 0, 1))  # `unfold` leaves out what is too much
-        x = x.unfold(1, 2, 2).unfold(2, 2, 2)  # B h/2 w/2 C rows columns
-        x = x.permute(0, 1, 2, 5, 4, 3).flatten(3)  # as published, columns before rows
-        return self.reduction(self.norm(x))
+    def forward(self, x: Tensor, sizes: Sizes | None = None) -> Tensor:
+        return self.reduction(self.norm(by_size(neighbours, x, sizes)))
+
+
+def neighbours(x: Tensor) -> Tensor:
+    """Every 2 x 2 tokens as one. Shape: (B, h, w, C) -> (B, ceil(h / 2), ceil(w / 2), 4 C)."""
+    if any(isinstance(side, torch.SymInt) or side % 2 for side in x.shape[1:3]):
+        x = F.pad(x, (0, 0, 0, 1, 0, 1))  # `unfold` leaves out what is too much
+    x = x.unfold(1, 2, 2).unfold(2, 2, 2)  # B h/2 w/2 C rows columns
+    return x.permute(0, 1, 2, 5, 4, 3).flatten(3)  # as published, columns before rows
 
 
 class SwinBlock(nn.Module):
     """Window attention, then a feed-forward network, both residual (equation 3).
 
     Shape:
-        x: (B, h, w, C) -> (B, h, w, C)
+        x: (B, h, w, C) -> (B, h, w, C); with `sizes` (R, C) -> (R, C)
     """
 
     def __init__(self, attention: WindowAttention, dim: int, hidden_dim: int, drop_path: float) -> None:
@@ -80,13 +86,14 @@ class SwinBlock(nn.Module):
         self.mlp = Mlp(dim, hidden_dim)
         self.drop_path = DropPath(drop_path)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self._add(x, self.attn(self.norm1(x)))
-        return self._add(x, self.mlp(self.norm2(x)))
+    def forward(self, x: Tensor, sizes: Sizes | None = None) -> Tensor:
+        x = self._add(x, self.attn(self.norm1(x), sizes), sizes)
+        return self._add(x, self.mlp(self.norm2(x)), sizes)
 
-    def _add(self, x: Tensor, branch: Tensor) -> Tensor:
+    def _add(self, x: Tensor, branch: Tensor, sizes: Sizes | None = None) -> Tensor:
         if self.training and self.drop_path.drops:
-            return torch.addcmul(x, branch, self.drop_path(branch)[..., None])  # B 1 1 1
+            factor = self.drop_path(branch, sizes)  # B 1 1 or R 1
+            return torch.addcmul(x, branch, factor[..., None] if sizes is None else factor)
         return x + branch
 
 
@@ -191,6 +198,19 @@ class Swin(Backbone):
 
     def forward(self, images: Tensor, mask: Tensor | None = None) -> Features:
         return self._features(self._stages(images, mask)[-1])
+
+    def view_vectors(self, views: Sequence[Tensor]) -> list[Tensor]:
+        """All crop sizes share a call of each block. Shape: V of (B, C, H, W) -> V of (B, D)."""
+        if len(views) == 1:
+            return super().view_vectors(views)
+        x, sizes = pack([self._embed(images, None) for images in views], dims=3)
+        for stage in self._layers():
+            for block in stage.blocks:
+                x = self.run(block, x, sizes)
+            if stage.downsample is not None:
+                x = stage.downsample(x, sizes)
+                sizes = tuple((images, (h + 1) // 2, (w + 1) // 2) for images, h, w in sizes)
+        return [patches.flatten(1, 2).mean(1) for patches in unpack(self.norm(x), sizes)]
 
     def last_blocks(self, images: Tensor, count: int) -> list[Features]:
         """Those of the last stage through the final norm, earlier ones by a norm without parameters.

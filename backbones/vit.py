@@ -21,7 +21,7 @@ from nestling.backbones.options import (
     check_unread,
     check_width,
 )
-from nestling.backbones.packing import pack, sizes_of, unpack
+from nestling.backbones.packing import pack, unpack
 from nestling.backbones.position_table import resize_positions
 from nestling.backbones.positions import sincos2d
 from nestling.backbones.pyramid import fit_levels, level_ends, pyramid_layers, resize_levels
@@ -160,7 +160,7 @@ class ViT(Backbone):
         if len(views) == 1:
             return super().view_vectors(views)
         parts, _, ropes = zip(*map(self._embed, views), strict=True)
-        x, sizes = pack(parts), sizes_of(parts)
+        x, sizes = pack(parts)
         for block in self.blocks[:-1]:
             x = self.run(block, x, ropes, False, sizes)
         return [self._gathered(part, rope) for part, rope in zip(unpack(x, sizes), ropes, strict=True)]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from nestling.backbones.dispatch import transformed
 from nestling.backbones.gathered_windows import attend, can_gather
 from nestling.backbones.linear import Linear
+from nestling.backbones.packing import Sizes, by_size
 from nestling.backbones.symbolic_windows import cut_grid
 from nestling.backbones.windows import Windows, attention_mask, kept, relative_position_index
 
@@ -23,7 +24,7 @@ class WindowAttention(nn.Module):
     window is the same as a smaller window, and computed so; otherwise it is attended as zeros.
 
     Shape:
-        x: (B, h, w, C) -> (B, h, w, C)
+        x: (B, h, w, C) -> (B, h, w, C); with `sizes` (R, C) -> (R, C)
     """
 
     def __init__(
@@ -45,17 +46,23 @@ class WindowAttention(nn.Module):
         self.qkv = Linear(dim, 3 * dim, bias=qkv_bias)
         self.proj = Linear(dim, dim)
 
-    def forward(self, x: Tensor) -> Tensor:
-        windows = cut_grid((x.shape[1], x.shape[2]), self.window, self.shifted, self.masked)
-        return self.gathered(windows, x) if can_gather(x) else self.within(windows, x)
+    def forward(self, x: Tensor, sizes: Sizes | None = None) -> Tensor:
+        if can_gather(x):
+            return self.proj(by_size(self.gathered, self.qkv(x), sizes))
+        return by_size(lambda x: self.within(self.windows(x), x), x, sizes)
 
-    def gathered(self, windows: Windows, x: Tensor) -> Tensor:
-        """As `within`, faster on a CPU. Shape: x (B, h, w, C) -> the same."""
-        bias = self.bias(windows.size, x)
+    def gathered(self, qkv: Tensor) -> Tensor:
+        """As `within`, faster on a CPU, of projected tokens. Shape: qkv (B, h, w, 3 C) -> (B, h, w, C)."""
+        windows = self.windows(qkv)
+        bias = self.bias(windows.size, qkv, torch.promote_types(qkv.dtype, torch.float32))
         if windows.need_mask:
-            mask = kept(x, attention_mask, windows)[:, None]  # W 1 T T
-            bias = torch.where(mask, torch.zeros((), dtype=x.dtype) if bias is None else bias, float("-inf"))
-        return self.proj(attend(windows, self.qkv(x), self.num_heads, bias, self.qkv.bias))
+            mask = kept(qkv, attention_mask, windows)[:, None]  # W 1 T T
+            bias = torch.where(mask, torch.zeros(()) if bias is None else bias, float("-inf"))
+        return attend(windows, qkv, self.num_heads, bias, self.qkv.bias)
+
+    def windows(self, x: Tensor) -> Windows:
+        """Those of the grid of x, (B, h, w, ...)."""
+        return cut_grid((x.shape[1], x.shape[2]), self.window, self.shifted, self.masked)
 
     def within(self, windows: Windows, x: Tensor) -> Tensor:
         """Attention within given windows of the grid. Shape: x (B, h, w, C) -> the same."""
@@ -66,8 +73,8 @@ class WindowAttention(nn.Module):
         out = (attention_as_written if transformed() else F.scaled_dot_product_attention)(q, k, v, bias)
         return self.proj(windows.join(windows.merge_heads(out, x.shape[0], self.num_heads)))
 
-    def bias(self, window: tuple[int, int], like: Tensor) -> Tensor | None:
-        """What is added to a window's logits.
+    def bias(self, window: tuple[int, int], like: Tensor, dtype: torch.dtype | None = None) -> Tensor | None:
+        """What is added to a window's logits, of this type or that of `like`.
 
         Shape:
             returns (1, H, T, T)
@@ -76,7 +83,7 @@ class WindowAttention(nn.Module):
         if table is None:
             return None
         index = kept(like, relative_position_index, window, self.window)
-        return table.to(like.dtype)[index].permute(2, 0, 1)[None]
+        return table.to(dtype or like.dtype)[index].permute(2, 0, 1)[None]
 
     def _masked_bias(self, windows: Windows, bias: Tensor | None, like: Tensor) -> Tensor:
         """Shape: bias (1, H, T, T) -> (1, W H, T, T)."""

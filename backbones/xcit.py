@@ -18,7 +18,7 @@ from nestling.backbones.gelu import MapGelu
 from nestling.backbones.layers import DropPath, LayerNorm, Mlp, init_linear
 from nestling.backbones.linear import Linear
 from nestling.backbones.options import check_choice, check_drop_path, check_positive, check_width
-from nestling.backbones.packing import Sizes, by_size, pack, sizes_of, unpack
+from nestling.backbones.packing import Sizes, by_size, pack, unpack
 from nestling.backbones.positions import FourierPositions
 from nestling.backbones.pyramid import crop_levels, level_ends, pyramid_layers, resize_levels
 from nestling.backbones.registry import register
@@ -213,7 +213,7 @@ class XCiT(Backbone):
         if len(views) == 1:
             return super().view_vectors(views)
         parts, grids = zip(*map(self._embed, views), strict=True)
-        x, sizes = pack(parts), sizes_of(parts)
+        x, sizes = pack(parts)
         for block in self.blocks:
             x = self.run(block, x, grids, sizes)
         return [self._gathered(patches) for patches in unpack(x, sizes)]

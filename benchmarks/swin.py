@@ -68,13 +68,13 @@ def name_in_torchvision(key: str) -> str:
 
 
 def step(
-    vectors_of: Callable[[Tensor], Tensor], network: nn.Module, views: list[Tensor], half: bool
+    vectors_of: Callable[[list[Tensor]], list[Tensor]], network: nn.Module, views: list[Tensor], half: bool
 ) -> Tensor:
     """The loss, of a projection of each image's vector, after its gradients were taken."""
     network.zero_grad()
     device = views[0].device
     with torch.autocast(device.type, torch.bfloat16) if half else nullcontext():
-        vectors = torch.cat([vectors_of(view) for view in views])
+        vectors = torch.cat(vectors_of(views))
     weights = torch.linspace(-1, 1, vectors.shape[1], device=device)
     loss = (vectors.float() @ weights).square().mean()
     loss.backward()  # type: ignore[no-untyped-call]
@@ -107,10 +107,10 @@ def case(
     network, twin = network.to(views[0].device).train(), twin.to(views[0].device).train()
 
     def ours(half: bool = half) -> Tensor:
-        return step(lambda view: network(view).cls, network, views, half)
+        return step(network.view_vectors, network, views, half)
 
     def theirs(half: bool = half) -> Tensor:
-        return step(twin, twin, views, half)
+        return step(lambda views: [twin(view) for view in views], twin, views, half)
 
     def check() -> None:
         compare(network, twin, (ours(False), theirs(False)), named)

@@ -1,12 +1,14 @@
 """The image-level vector alone: what `forward` calls `cls`, for less."""
 
 import copy
+import math
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from nestling import backbones
+from nestling.backbones.layers import DropPath
 from nestling.backbones.packing import unpack
 from nestling.backbones.xcit import XCiT
 
@@ -18,6 +20,7 @@ NETWORKS = {
     "vit_small_p8": {**SMALL, "position": "rope", "registers": 2, "layer_scale": 0.5, "qkv_bias": False},
     "vit_base_p8": {**SMALL, "position": "none", "registers": 2, "qkv_bias": False, "ffn": "swiglu"},
     "swin_tiny_w7": {"embed_dim": 16, "depth": 4, "num_heads": 1},
+    "swin_small_w7": {"embed_dim": 8, "depth": 2, "num_heads": 1, "padding": "attended", "position": "both"},
 }
 
 
@@ -89,33 +92,45 @@ def test_several_sizes_together_give_what_they_give_apart(name, checkpointing):
         torch.testing.assert_close(buffer, other, rtol=0, atol=1e-12, msg=key)
 
 
-@pytest.mark.parametrize("name", ["xcit_tiny_12_p8", "vit_tiny_p8"])
+def first_block(backbone):
+    return backbone.layers[0].blocks[0] if backbone.name.startswith("swin") else backbone.blocks[0]
+
+
+@pytest.mark.parametrize("name", ["xcit_tiny_12_p8", "vit_tiny_p8", "swin_tiny_w7"])
 def test_blocks_are_called_once_for_all_sizes(name):
     backbone, calls = backbones.create(name, **NETWORKS[name]), []
-    backbone.blocks[0].register_forward_hook(lambda *_: calls.append(1))
+    first_block(backbone).register_forward_hook(lambda *_: calls.append(1))
     backbone.view_vectors([torch.randn(images, 3, *size) for images, *size in VIEWS])
     assert calls == [1]
 
 
-@pytest.mark.parametrize("name", ["xcit_tiny_12_p8", "vit_tiny_p8"])
-def test_paths_are_dropped_for_whole_images_of_all_sizes(name):
+@pytest.mark.parametrize(
+    ("name", "branches", "width"),
+    [("xcit_tiny_12_p8", 3, 32), ("vit_tiny_p8", 2, 32), ("swin_tiny_w7", 2, 16)],
+)
+def test_paths_are_dropped_for_whole_images_of_all_sizes(name, branches, width):
     """A dropped branch adds nothing, else it is scaled by 1 / (1 - rate)."""
     torch.manual_seed(0)
-    block = backbones.create(name, drop_path=0.5, **NETWORKS[name]).train().blocks[-1]
-    sizes = tuple((images, height * width // 64) for images, height, width in VIEWS)
-    x = torch.randn(sum(images * tokens for images, tokens in sizes), 32)
-    factors = block.drop_path(x, sizes)
-    assert factors.shape == (len(x), 1)
-    of_images = [part.unique().tolist() for size in unpack(factors, sizes) for part in size]
-    assert sorted({factor for (factor,) in of_images}) == [0, 2]
-    torch.manual_seed(1)
-    dropped = [unpack(block.drop_path(x, sizes), sizes) for _ in "12" + "3" * name.startswith("xcit")]
+    block = first_block(backbones.create(name, **NETWORKS[name])).train()
+    block.drop_path = DropPath(0.5)
     grids = [(height // 8, width // 8) for _, height, width in VIEWS]
+    sizes = tuple((images, *grid) for (images, *_), grid in zip(VIEWS, grids, strict=True))
+    x = torch.randn(sum(map(math.prod, sizes)), width)
+
     torch.manual_seed(1)
-    y = block(x, grids if name.startswith("xcit") else [None] * 3, sizes=sizes)
+    factors = [unpack(block.drop_path(x, sizes), sizes) for _ in range(branches)]
+    of_images = [part.unique().tolist() for branch in factors for size in branch for part in size]
+    assert sorted({factor for (factor,) in of_images}) == [0, 2]
+    kept = [sum(part.flatten(1)[:, 0] for part in parts) > 0 for parts in zip(*factors, strict=True)]
+
+    torch.manual_seed(1)
+    if name.startswith("swin"):
+        y = block(x, sizes)
+    else:
+        rows = tuple((images, h * w) for images, h, w in sizes)
+        y = block(x, grids if name.startswith("xcit") else [None] * 3, sizes=rows)
     together = zip(unpack(y, sizes), unpack(x, sizes), strict=True)
     changed = [(part != before).flatten(1).any(1) for part, before in together]
-    kept = [sum(part.flatten(1)[:, 0] for part in parts) > 0 for parts in zip(*dropped, strict=True)]
     assert all(torch.equal(a, b) for a, b in zip(changed, kept, strict=True))
 
 
