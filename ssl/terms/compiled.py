@@ -104,6 +104,16 @@ def add_rows(total: Tensor, rows: Tensor) -> None:
     share(work, len(total), rows.numel())
 
 
+def transpose(out: Tensor, rows: Tensor) -> None:
+    """out = rows^T, of fp32, shared by columns. Shape: (K, R), contiguous; (R, K)."""
+    to, given = out.numpy(), array(rows)
+
+    def work(start: int, end: int, threads: int) -> None:
+        kernel.transpose(to[start:end], given[:, start:end], threads)
+
+    share(work, len(to), rows.numel())
+
+
 def array(rows: Tensor) -> np.ndarray:
     """The same memory; NumPy has no bf16, which it sees as uint16."""
     rows = rows.detach()

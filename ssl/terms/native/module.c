@@ -13,6 +13,7 @@
 
 #include "../../../backbones/native/share.h"
 #include "rows.h"
+#include "transpose.h"
 
 #define MOST 6 /* arrays of a call */
 #define LARGE_PAGE (2 << 20)
@@ -151,6 +152,36 @@ static PyObject *add_rows(PyObject *self, PyObject *arguments) {
 }
 
 typedef struct {
+    const Py_buffer *out, *rows;
+} Turn;
+
+/* Of a range of strips. */
+static void turn(void *on, size_t start, size_t end, size_t part) {
+    const Turn *t = on;
+    size_t rows = t->rows->shape[0], columns = t->rows->shape[1], from = start * STRIP, to = end * STRIP;
+    if (to > columns) to = columns;
+    nestling_transpose((float *)t->out->buf + from * rows, (const float *)t->rows->buf + from, rows, to - from,
+                       t->rows->strides[0] / sizeof(float));
+}
+
+static PyObject *transpose(PyObject *self, PyObject *arguments) {
+    PyObject *of_out, *of_rows;
+    int threads;
+    Arrays arrays = {.count = 0};
+    if (!PyArg_ParseTuple(arguments, "OOi", &of_out, &of_rows, &threads)) return NULL;
+    Turn given = {taken(&arrays, of_out, "f", 2, 1), taken(&arrays, of_rows, "f", 2, 0)};
+    if (arrays.is_wrong || threads < 1 || given.out->shape[0] != given.rows->shape[1] ||
+        given.out->shape[1] != given.rows->shape[0] || given.rows->strides[0] < 0 ||
+        given.out->strides[0] != given.out->shape[1] * (Py_ssize_t)sizeof(float))
+        return refused(&arrays);
+    Py_BEGIN_ALLOW_THREADS;
+    nestling_share(turn, &given, (given.rows->shape[1] + STRIP - 1) / STRIP, threads);
+    Py_END_ALLOW_THREADS;
+    release(&arrays);
+    Py_RETURN_NONE;
+}
+
+typedef struct {
     Py_buffer *logits, *gradients, *targets, *losses;
     Row slope, rescale;
     int first;
@@ -247,6 +278,7 @@ static PyMethodDef methods[] = {
     {"use_large_pages", use_large_pages, METH_O, "use_large_pages(array)"},
     {"targets", targets, METH_VARARGS, "targets(logits, bias, slope, q, told, threads)"},
     {"add_rows", add_rows, METH_VARARGS, "add_rows(total, rows, threads)"},
+    {"transpose", transpose, METH_VARARGS, "transpose(out, rows, threads)"},
     {"compare", compare, METH_VARARGS,
      "compare(logits, gradients, targets, slope, rescale, losses, first, weight, threads)"},
     {NULL, NULL, 0, NULL}};

@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nestling.backbones import linear
 from nestling.ssl.heads import DeferredLogits, PrototypeLayer
-from nestling.ssl.terms import fused, pairs
+from nestling.ssl.terms import compiled, fused, pairs
 from nestling.ssl.terms.dino import DinoTerm
 from nestling.ssl.terms.fused import fused_loss, gain_of
 from nestling.ssl.terms.pairs import Scratch
@@ -98,6 +99,21 @@ def gradients_in(dtype: torch.dtype, scale: float) -> tuple[Tensor, Tensor, Tens
     loss = fused_loss(student, teacher, targets, B, TEMPERATURES[0], Scratch(), dtype)
     (scale * loss).backward()
     return loss.detach(), x.grad / scale, learning.weight_v.grad / scale
+
+
+@pytest.mark.skipif(compiled.kernel is None, reason="the kernel is not built: run pip install -e .")
+@pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="this torch has no oneDNN")
+@pytest.mark.parametrize("images_held", [2, B])
+def test_products_by_onednn_give_the_gradients_of_float64(monkeypatch, images_held):
+    exact, turned, transpose = gradients_in(torch.float64, 1.0), [], compiled.transpose
+    monkeypatch.setattr(linear, "multiplies_faster", lambda: True)
+    monkeypatch.setattr(linear, "WORTH_IT", 0)
+    monkeypatch.setattr(fused, "HELD_ON_CPU", images_held * V * K)
+    monkeypatch.setattr(fused, "TURNED", 100)  # the last time 12
+    monkeypatch.setattr(compiled, "transpose", lambda *given: turned.append(1) or transpose(*given))
+    for mine, theirs in zip(gradients_in(torch.float32, 1.0), exact, strict=True):
+        assert (mine - theirs).norm() <= 1e-5 * theirs.norm()
+    assert len(turned) == 6 * -(-B // images_held)
 
 
 @pytest.mark.parametrize(

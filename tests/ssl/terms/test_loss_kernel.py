@@ -211,6 +211,17 @@ def test_a_fork_has_threads_of_its_own(threads, monkeypatch):
     assert status == 0
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (16, 32), (37, 53), (16, 15), (3, 40)])
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_part_of_rows_is_turned(rows, columns, number, threads, monkeypatch):
+    monkeypatch.setattr(compiled, "WORTH_A_THREAD", 1)
+    threads(number)
+    given = drawn(rows, columns + 5)[:, 2 : columns + 2]
+    out = torch.full((columns, rows), math.nan)
+    compiled.transpose(out, given)
+    assert torch.equal(out, given.mT)
+
+
 def test_other_tensors_go_the_other_way():
     assert compiled.takes(torch.ones(2, 3))
     assert not compiled.takes(torch.ones(2, 3), torch.ones(2, 3, dtype=torch.float64))
@@ -259,6 +270,17 @@ def test_what_does_not_fit_is_refused(wrong):
     for arrays in ((GOOD["slope"][:7], GOOD["logits"]), (GOOD["slope"], GOOD["slope"])):
         with pytest.raises(ValueError, match="another type or shape"):
             compiled.kernel.add_rows(*arrays, 1)
+    rows, wide = np.ones((3, 4), np.float32), np.ones((4, 6), np.float32)
+    for out in (
+        wide[:, :2].copy(),
+        wide[:3, :3].copy(),
+        wide[None],
+        wide[:, ::2],
+        wide[:, :3],
+        np.ones((4, 3)),
+    ):
+        with pytest.raises(ValueError, match="another type or shape"):
+            compiled.kernel.transpose(out, rows, 1)
     told = np.ones((2, 3, 1))
     with pytest.raises(ValueError, match="another type or shape"):
         compiled.kernel.targets(GOOD["logits"], GOOD["slope"], GOOD["slope"], GOOD["targets"], told, 1)
