@@ -105,8 +105,8 @@ def add_rows(total: Tensor, rows: Tensor) -> None:
 
 
 def transpose(out: Tensor, rows: Tensor) -> None:
-    """out = rows^T, of fp32, shared by columns. Shape: (K, R), contiguous; (R, K)."""
-    to, given = out.numpy(), array(rows)
+    """out = rows^T, both fp32 or bf16, shared by columns. Shape: (K, R), contiguous; (R, K)."""
+    to, given = array(out), array(rows)
 
     def work(start: int, end: int, threads: int) -> None:
         kernel.transpose(to[start:end], given[:, start:end], threads)

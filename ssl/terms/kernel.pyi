@@ -39,7 +39,7 @@ def add_rows(total: np.ndarray, rows: np.ndarray, threads: int) -> None:
     """total += all rows. Shape: (K,), (T, n, K)."""
 
 def transpose(out: np.ndarray, rows: np.ndarray, threads: int) -> None:
-    """out = rows^T, of fp32. Shape: (K, R), contiguous; (R, K)."""
+    """out = rows^T, both of one type. Shape: (K, R), contiguous; (R, K)."""
 
 def use_large_pages(array: np.ndarray) -> None:
     """For contiguous memory that is new, where the system has such pages."""

@@ -159,9 +159,13 @@ typedef struct {
 static void turn(void *on, size_t start, size_t end, size_t part) {
     const Turn *t = on;
     size_t rows = t->rows->shape[0], columns = t->rows->shape[1], from = start * STRIP, to = end * STRIP;
+    size_t stride = t->rows->strides[0] / t->rows->itemsize;
     if (to > columns) to = columns;
-    nestling_transpose((float *)t->out->buf + from * rows, (const float *)t->rows->buf + from, rows, to - from,
-                       t->rows->strides[0] / sizeof(float));
+    if (t->rows->itemsize == sizeof(float))
+        nestling_transpose((float *)t->out->buf + from * rows, (float *)t->rows->buf + from, rows, to - from, stride);
+    else
+        nestling_transpose_halves((uint16_t *)t->out->buf + from * rows, (uint16_t *)t->rows->buf + from, rows,
+                                  to - from, stride);
 }
 
 static PyObject *transpose(PyObject *self, PyObject *arguments) {
@@ -169,10 +173,10 @@ static PyObject *transpose(PyObject *self, PyObject *arguments) {
     int threads;
     Arrays arrays = {.count = 0};
     if (!PyArg_ParseTuple(arguments, "OOi", &of_out, &of_rows, &threads)) return NULL;
-    Turn given = {taken(&arrays, of_out, "f", 2, 1), taken(&arrays, of_rows, "f", 2, 0)};
-    if (arrays.is_wrong || threads < 1 || given.out->shape[0] != given.rows->shape[1] ||
+    Turn given = {taken(&arrays, of_out, ROWS, 2, 1), taken(&arrays, of_rows, ROWS, 2, 0)};
+    if (arrays.is_wrong || threads < 1 || given.out->itemsize != given.rows->itemsize || given.out->shape[0] != given.rows->shape[1] ||
         given.out->shape[1] != given.rows->shape[0] || given.rows->strides[0] < 0 ||
-        given.out->strides[0] != given.out->shape[1] * (Py_ssize_t)sizeof(float))
+        given.out->strides[0] != given.out->shape[1] * given.out->itemsize)
         return refused(&arrays);
     Py_BEGIN_ALLOW_THREADS;
     nestling_share(turn, &given, (given.rows->shape[1] + STRIP - 1) / STRIP, threads);

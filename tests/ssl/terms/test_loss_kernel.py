@@ -213,11 +213,12 @@ def test_a_fork_has_threads_of_its_own(threads, monkeypatch):
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (16, 32), (37, 53), (16, 15), (3, 40)])
 @pytest.mark.parametrize("number", [1, 2])
-def test_a_part_of_rows_is_turned(rows, columns, number, threads, monkeypatch):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_part_of_rows_is_turned(rows, columns, number, dtype, threads, monkeypatch):
     monkeypatch.setattr(compiled, "WORTH_A_THREAD", 1)
     threads(number)
-    given = drawn(rows, columns + 5)[:, 2 : columns + 2]
-    out = torch.full((columns, rows), math.nan)
+    given = drawn(rows, columns + 5).to(dtype)[:, 2 : columns + 2]
+    out = torch.full((columns, rows), math.nan, dtype=dtype)
     compiled.transpose(out, given)
     assert torch.equal(out, given.mT)
 
@@ -277,7 +278,7 @@ def test_what_does_not_fit_is_refused(wrong):
         wide[None],
         wide[:, ::2],
         wide[:, :3],
-        np.ones((4, 3)),
+        np.ones((4, 3), np.uint16),
     ):
         with pytest.raises(ValueError, match="another type or shape"):
             compiled.kernel.transpose(out, rows, 1)
