@@ -257,7 +257,7 @@ static PyObject *compare(PyObject *self, PyObject *arguments) {
 }
 
 /* New memory is filled with zeros page by page when it is first written, which takes as long as the loss where
-   pages are small. */
+   pages are small, and longer where threads do it that wait for each other: so it is filled here. */
 static PyObject *use_large_pages(PyObject *self, PyObject *object) {
     Py_buffer array;
     if (PyObject_GetBuffer(object, &array, PyBUF_WRITABLE) < 0) return NULL;
@@ -265,6 +265,9 @@ static PyObject *use_large_pages(PyObject *self, PyObject *object) {
     uintptr_t start = ((uintptr_t)array.buf + LARGE_PAGE - 1) / LARGE_PAGE * LARGE_PAGE;
     uintptr_t end = ((uintptr_t)array.buf + array.len) / LARGE_PAGE * LARGE_PAGE;
     if (start < end) madvise((void *)start, end - start, MADV_HUGEPAGE); /* a wish, which may be refused */
+#if defined(MADV_POPULATE_WRITE)
+    if (start < end) madvise((void *)start, end - start, MADV_POPULATE_WRITE); /* Linux 5.14 and later */
+#endif
 #endif
     PyBuffer_Release(&array);
     Py_RETURN_NONE;
