@@ -120,11 +120,14 @@ def array(rows: Tensor) -> np.ndarray:
     return (rows.view(torch.uint16) if rows.dtype == torch.bfloat16 else rows).numpy()
 
 
-def empty_like(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """As torch's, in pages that are faster to be written first where the system has them."""
+def empty_like(tensor: Tensor, dtype: torch.dtype | None = None, is_filled: bool = False) -> Tensor:
+    """As torch's, in pages that are faster to be written first where the system has them.
+
+    `is_filled`: by this thread, for torch's threads, which wait for each other where they share a page.
+    """
     made = torch.empty_like(tensor, dtype=dtype)
     if takes_rows(made) and made.is_contiguous():
-        kernel.use_large_pages(array(made))
+        kernel.use_large_pages(array(made), is_filled)
     return made
 
 

@@ -111,7 +111,7 @@ class Gradient:
         is_first = images.start == 0
         if is_first:
             self._of_z = torch.empty_like(self._z, dtype=self.rescale.dtype)
-            self._of_w = compiled.empty_like(self._w, dtype=self.rescale.dtype)
+            self._of_w = compiled.empty_like(self._w, self.rescale.dtype, is_filled=True)
         rows, z = slopes.flatten(0, 1), self._z[:, images].flatten(0, 1)
         if compiled.takes_rows(rows) and (rows.dtype == torch.bfloat16 or by_onednn(rows, self._w.mT)):
             self._add_turned(rows, z, is_first)

@@ -41,5 +41,5 @@ def add_rows(total: np.ndarray, rows: np.ndarray, threads: int) -> None:
 def transpose(out: np.ndarray, rows: np.ndarray, threads: int) -> None:
     """out = rows^T, both of one type. Shape: (K, R), contiguous; (R, K)."""
 
-def use_large_pages(array: np.ndarray) -> None:
-    """For contiguous memory that is new, where the system has such pages."""
+def use_large_pages(array: np.ndarray, is_filled: bool) -> None:
+    """For contiguous memory that is new, where the system has such pages; filled by this thread if asked."""

@@ -257,16 +257,19 @@ static PyObject *compare(PyObject *self, PyObject *arguments) {
 }
 
 /* New memory is filled with zeros page by page when it is first written, which takes as long as the loss where
-   pages are small, and longer where threads do it that wait for each other: so it is filled here. */
-static PyObject *use_large_pages(PyObject *self, PyObject *object) {
+   pages are small. Threads that write the same page wait for each other: for those it is filled here. */
+static PyObject *use_large_pages(PyObject *self, PyObject *arguments) {
+    PyObject *object;
     Py_buffer array;
+    int is_filled;
+    if (!PyArg_ParseTuple(arguments, "Op", &object, &is_filled)) return NULL;
     if (PyObject_GetBuffer(object, &array, PyBUF_WRITABLE) < 0) return NULL;
 #if defined(MADV_HUGEPAGE)
     uintptr_t start = ((uintptr_t)array.buf + LARGE_PAGE - 1) / LARGE_PAGE * LARGE_PAGE;
     uintptr_t end = ((uintptr_t)array.buf + array.len) / LARGE_PAGE * LARGE_PAGE;
     if (start < end) madvise((void *)start, end - start, MADV_HUGEPAGE); /* a wish, which may be refused */
 #if defined(MADV_POPULATE_WRITE)
-    if (start < end) madvise((void *)start, end - start, MADV_POPULATE_WRITE); /* Linux 5.14 and later */
+    if (start < end && is_filled) madvise((void *)start, end - start, MADV_POPULATE_WRITE); /* from Linux 5.14 */
 #endif
 #endif
     PyBuffer_Release(&array);
@@ -282,7 +285,7 @@ static PyObject *use_threads(PyObject *self, PyObject *address) {
 
 static PyMethodDef methods[] = {
     {"use_threads", use_threads, METH_O, "use_threads(address)"},
-    {"use_large_pages", use_large_pages, METH_O, "use_large_pages(array)"},
+    {"use_large_pages", use_large_pages, METH_VARARGS, "use_large_pages(array, is_filled)"},
     {"targets", targets, METH_VARARGS, "targets(logits, bias, slope, q, told, threads)"},
     {"add_rows", add_rows, METH_VARARGS, "add_rows(total, rows, threads)"},
     {"transpose", transpose, METH_VARARGS, "transpose(out, rows, threads)"},
