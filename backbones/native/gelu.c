@@ -57,9 +57,12 @@ static inline void half_of(uint16_t *restrict to, const float *restrict from, si
     for (size_t i = 0; i < n; i++) to[i] = nestling_half_of(from[i]);
 }
 
-/* The nearest; what is positive is rounded down. */
+/* The nearest; what is positive is rounded down. NaN, of which the value tells, becomes a number. */
 static inline void steps_of(int16_t *restrict to, const float *restrict slopes, size_t n) {
-    for (size_t i = 0; i < n; i++) to[i] = (int16_t)((int)(slopes[i] * STEPS + 4096.5f) - 4096);
+    for (size_t i = 0; i < n; i++) {
+        float slope = slopes[i] > -0.25f ? slopes[i] : -0.25f;
+        to[i] = (int16_t)((int)(slope * STEPS + 4096.5f) - 4096);
+    }
 }
 
 /* In chunks, which stay in the nearest cache on their way from and to bf16. */
