@@ -92,6 +92,22 @@ def test_several_sizes_together_give_what_they_give_apart(name, checkpointing):
         torch.testing.assert_close(buffer, other, rtol=0, atol=1e-12, msg=key)
 
 
+@pytest.mark.parametrize("name", NETWORKS)
+def test_under_autocast_sizes_together_are_as_near_to_float64_as_apart(name):
+    torch.manual_seed(0)
+    backbone = backbones.create(name, **NETWORKS[name]).eval()
+    views = [torch.randn(images, 3, *size) for images, *size in VIEWS]
+    with torch.no_grad():
+        with torch.autocast("cpu", torch.bfloat16):
+            together = torch.cat(backbone.view_vectors(views)).double()
+            apart = torch.cat([backbone.image_vectors(images) for images in views]).double()
+        backbone.double()
+        exact = torch.cat([backbone.image_vectors(images.double()) for images in views])
+    error = (apart - exact).norm()
+    assert 0 < error < 0.05 * exact.norm()
+    assert (together - exact).norm() <= 1.1 * error
+
+
 def first_block(backbone):
     return backbone.layers[0].blocks[0] if backbone.name.startswith("swin") else backbone.blocks[0]
 
