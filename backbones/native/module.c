@@ -48,14 +48,7 @@ static PyObject *gelu_backward(PyObject *self, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
-static PyObject *use_threads(PyObject *self, PyObject *address) {
-    void *of_parallel = PyLong_AsVoidPtr(address);
-    if (PyErr_Occurred()) return NULL;
-    nestling_use_threads(of_parallel);
-    Py_RETURN_NONE;
-}
-
-static PyMethodDef methods[] = {{"use_threads", use_threads, METH_O, "use_threads(address)"},
+static PyMethodDef methods[] = {{"use_threads", nestling_use_threads, METH_O, "use_threads(address)"},
                                 {"gelu", gelu, METH_VARARGS, "gelu(out, x, slopes, number, is_half, threads)"},
                                 {"gelu_backward", gelu_backward, METH_VARARGS,
                                  "gelu_backward(out, gradient, slopes, number, threads)"},

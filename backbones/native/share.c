@@ -1,3 +1,4 @@
+#define PY_SSIZE_T_CLEAN
 #include "share.h"
 
 typedef void (*Parallel)(void (*)(void *), void *, unsigned, unsigned);
@@ -12,11 +13,16 @@ static void do_part(const Shared *s, size_t part) {
     s->work(s->on, s->number * part / s->parts, s->number * (part + 1) / s->parts, part);
 }
 
-#if defined(__GNUC__)
-
 static Parallel in_all_threads;
 
-void nestling_use_threads(void *address) { in_all_threads = (Parallel)address; }
+PyObject *nestling_use_threads(PyObject *module, PyObject *address) {
+    void *of_parallel = PyLong_AsVoidPtr(address);
+    if (PyErr_Occurred()) return NULL;
+    in_all_threads = (Parallel)of_parallel;
+    Py_RETURN_NONE;
+}
+
+#if defined(__GNUC__)
 
 static void take_parts(void *shared) {
     Shared *s = shared;
@@ -30,8 +36,6 @@ static int is_done_by_all(Shared *shared) {
 }
 
 #else /* torch's OpenMP has no such function there */
-
-void nestling_use_threads(void *address) { (void)address; }
 
 static int is_done_by_all(Shared *shared) { return 0; }
 

@@ -276,15 +276,8 @@ static PyObject *use_large_pages(PyObject *self, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
-static PyObject *use_threads(PyObject *self, PyObject *address) {
-    void *of_parallel = PyLong_AsVoidPtr(address);
-    if (PyErr_Occurred()) return NULL;
-    nestling_use_threads(of_parallel);
-    Py_RETURN_NONE;
-}
-
 static PyMethodDef methods[] = {
-    {"use_threads", use_threads, METH_O, "use_threads(address)"},
+    {"use_threads", nestling_use_threads, METH_O, "use_threads(address)"},
     {"use_large_pages", use_large_pages, METH_VARARGS, "use_large_pages(array, is_filled)"},
     {"targets", targets, METH_VARARGS, "targets(logits, bias, slope, q, told, threads)"},
     {"add_rows", add_rows, METH_VARARGS, "add_rows(total, rows, threads)"},
